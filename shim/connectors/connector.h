@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an adapter gives the interpreter hook: the methods it replaces, per role, as a table. A role is hooked all or
+ * nothing, after its module was imported: every class and method must be there with the expected parameters.
+ */
+#ifndef KVS_CONNECTOR_H
+#define KVS_CONNECTOR_H
+
+#include <stddef.h>
+
+#include "../python/api.h"
+
+enum kvs_method_kind {
+	KVS_METHOD,      /* called as self.method(...): the replacement's first argument is self */
+	KVS_CLASSMETHOD, /* called as cls.method(...): the replacement's first argument is the class */
+};
+
+struct kvs_method {
+	const char *class_name;
+	const char *name;
+	enum kvs_method_kind kind;
+	/* Parameter names the original must start with, space-separated, "self" or "cls" included. More parameters are
+	 * accepted when they have defaults. */
+	const char *parameters;
+	KvsPyObject *(*replacement)(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs);
+	/* Set by the hook before the replacement goes in: the unbound original (first definition along the MRO), a
+	 * strong reference for the life of the process. Call it as original(self_or_cls, *args, **kwargs). */
+	KvsPyObject **original_p;
+	/* Set by the hook: the class, strong reference; for exact-type checks (kvs_py_is_exact). May be NULL. */
+	KvsPyObject **class_p;
+};
+
+struct kvs_connector_role {
+	const char *name; /* "prefill" or "decode" */
+	struct kvs_method *methods;
+	size_t method_count;
+};
+
+struct kvs_connector {
+	const char *name;   /* "mooncake" */
+	const char *module; /* "sglang.srt.disaggregation.mooncake.conn" */
+	/* Called once, interpreter lock held, before the roles are looked at; false leaves the whole connector alone.
+	 */
+	int (*prepare)(KvsPyObject *module);
+	struct kvs_connector_role *roles;
+	size_t role_count;
+};
+
+/* Every adapter of this build. */
+extern struct kvs_connector kvs_mooncake;
+#define KVS_CONNECTOR_TABLE(X) X(kvs_mooncake)
+
+#endif
