@@ -70,16 +70,17 @@ struct kvs_layout *kvs_layout_new(uint32_t component_count);
 /* Give a component its (zeroed) tensors. False: out of memory, set already, or more than KVS_MAX_TENSORS. */
 bool kvs_layout_set_tensors(struct kvs_layout *layout, uint32_t component, uint32_t tensor_count);
 
-/* Deep copy, owned by the caller; NULL: out of memory. */
+/* Deep copy, owned by the caller; NULL: out of memory, or no layout, or one with counts above the limits. */
 struct kvs_layout *kvs_layout_clone(const struct kvs_layout *layout);
 
 /* NULL is accepted. */
 void kvs_layout_free(struct kvs_layout *layout);
 
 /*
- * Is this layout sane by itself? Sizes at least 1, ranks below sizes, NUL-terminated names, lengths whole numbers of
- * items, address + length without wrap, page-indexed head-sharded items divisible by the page size. text says what is
- * not. Pure; any thread.
+ * Is this layout sane by itself? At least one component, sizes at least 1, ranks below sizes, known orders and head
+ * rules, names NUL-terminated and of printable ASCII (they end up in logs), lengths whole numbers of items, address +
+ * length without wrap, layer ids not negative unless KVS_NO_LAYER, head-sharded items divisible by the page size. text
+ * (may be NULL) says what is not. NULL is not sane. Pure; any thread.
  */
 bool kvs_layout_check(const struct kvs_layout *layout, struct kvs_text *text);
 

@@ -24,15 +24,15 @@ struct kvs_item_pair {
 struct kvs_copy {
 	uint32_t src_tensor; /* index in the source component's tensors */
 	uint32_t dst_tensor; /* index in the destination component's tensors */
-	uint64_t src_base;   /* source tensor address (0 when it is the peer's) + offset of the slice within an item */
-	uint64_t
-	        dst_base; /* destination tensor address (0 when it is the peer's) + offset of the slot within an item */
+	uint64_t src_base;   /* source tensor address (0 when it is the peer's) + offset of the slice in an item */
+	uint64_t dst_base;   /* the same of the destination, with the offset of the slot */
 	uint64_t src_item_stride;
 	uint64_t dst_item_stride;
 	uint64_t src_block_stride;
 	uint64_t dst_block_stride;
 	uint64_t block_len;
-	uint64_t block_count; /* per item */
+	uint64_t block_count;  /* per item */
+	uint64_t stream_start; /* position of this copy's first byte in the canonical order */
 };
 
 struct kvs_plan {
@@ -48,11 +48,12 @@ struct kvs_plan {
  * Build the plan of one chunk. src_items and dst_items are the chunk's item indexes on each side, paired by position;
  * lists of different length are cut to the common prefix or refused, by the component's rule (policy/state.h). Every
  * item is checked against the registered length of every tensor on both sides. A block that covers whole items on both
- * sides is one block per item. At KVS_ACT_SKIP the plan has no copies.
+ * sides is one block per item. At KVS_ACT_SKIP the plan has no copies. Equal TP is planned as with splice_equal_tp.
  *
- * Sets *plan_p (owned by the caller, kvs_plan_free) and returns true; or returns false with verdict_p saying why
- * (KVS_REFUSE_LAYOUT with text "out of memory" when it is that). Pure but for malloc; any thread. Both sides of a
- * transfer build the same plan from the same layouts and lists.
+ * Sets *plan_p (owned by the caller, kvs_plan_free) and returns true, verdict_p holding the component's verdict; or
+ * returns false, *plan_p NULL, with verdict_p saying why (KVS_REFUSE_LAYOUT with text "out of memory" when it is that).
+ * Pure but for malloc; any thread; needs about 150 KiB of stack. Both sides of a transfer build the same plan from the
+ * same layouts and lists.
  */
 bool kvs_plan_build(const struct kvs_layout *prefill, const struct kvs_layout *decode, uint32_t component,
                     const int32_t *src_items, uint32_t src_count, const int32_t *dst_items, uint32_t dst_count,
@@ -81,10 +82,10 @@ struct kvs_run {
 	uint32_t dst_tensor;
 };
 
-/* Start at byte position (0 .. bytes) of the canonical stream. O(1). */
+/* Start at byte position (0 .. bytes) of the canonical stream; past the end there is no run. O(log copy_count). */
 void kvs_plan_seek(struct kvs_plan_iter *iter, const struct kvs_plan *plan, uint64_t position);
 
-/* The next run of at most limit bytes (limit > 0); false at the end. */
+/* The next run of at most limit bytes; false at the end, and for limit 0. O(items in the run). */
 bool kvs_plan_next(struct kvs_plan_iter *iter, uint64_t limit, struct kvs_run *run_p);
 
 #endif

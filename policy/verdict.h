@@ -12,6 +12,7 @@
 	X(KVS_REFUSE_COMPONENTS, "components", "run the same model with the same options on both sides") \
 	X(KVS_REFUSE_TYPE, "type", "run both sides with the same tensor-parallel size") \
 	X(KVS_REFUSE_TP, "tp", "make one tensor-parallel size a whole multiple of the other") \
+	X(KVS_REFUSE_RANKS, "ranks", "report this: the connector paired two ranks that hold no heads in common") \
 	X(KVS_REFUSE_PAGE_SIZE, "page-size", "start both sides with the same --page-size") \
 	X(KVS_REFUSE_DTYPE, "dtype", "start both sides with the same --kv-cache-dtype") \
 	X(KVS_REFUSE_ORDER, "order", "use the default NHD KV cache layout on both sides") \
@@ -56,26 +57,35 @@ struct kvs_split {
 struct kvs_verdict {
 	enum kvs_action action;
 	enum kvs_refusal refusal;
-	struct kvs_text
-	        text; /* for KVS_ACT_REFUSE: the component, both TP sizes, the lengths, the remedy; else empty */
+	/* For KVS_ACT_REFUSE: the component, both TP sizes, the lengths, the cause, and last the remedy; else empty. */
+	struct kvs_text text;
 };
 
 /*
- * Judge component (an index valid in both layouts, else KVS_REFUSE_COMPONENTS). splice_equal_tp: copy whole at equal TP
- * too instead of KVS_ACT_PASS. Never fails: what is not understood is refused. Any thread.
+ * Judge component (an index valid in both layouts, else KVS_REFUSE_COMPONENTS). At equal TP it is KVS_ACT_PASS whatever
+ * else the layouts say, since the connector's own path makes its own checks; with splice_equal_tp it is judged, and
+ * copied whole, like any other. A component of which this pair of ranks moves nothing (no tensors, none of this
+ * pipeline stage's layers, another source rank's turn) is KVS_ACT_SKIP. Never fails: what is not understood is refused.
+ * Any thread.
  */
 void kvs_policy_judge(const struct kvs_layout *prefill, const struct kvs_layout *decode, uint32_t component,
                       bool splice_equal_tp, struct kvs_verdict *verdict_p);
 
-/* The split of one tensor pair, by the formula above. False: refused, verdict_p says why. Any thread. */
+/*
+ * The split of one tensor pair, by the formula above; at equal TP n = rep = 1. A pair that neither rank holds (item_len
+ * 0 on both sides) is whole. False: refused, verdict_p says why; a tensor that is not there is KVS_REFUSE_TENSORS. Any
+ * thread.
+ */
 bool kvs_policy_split(const struct kvs_layout *prefill, const struct kvs_layout *decode, uint32_t component,
                       uint32_t src_tensor, uint32_t dst_tensor, struct kvs_split *split_p,
                       struct kvs_verdict *verdict_p);
 
 /*
  * The source tensor for each destination tensor of a component, by position, or by global layer id where both sides
- * have ids and the counts differ or PP is in use. pair_p gets decode tensor_count entries, UINT32_MAX where this
- * prefill rank (a pipeline stage) does not hold the layer. False: refused, verdict_p says why. Any thread.
+ * have ids and the counts differ or PP is in use. Several tensors of one layer (K and V) are paired in their order.
+ * pair_p gets decode tensor_count entries (at most KVS_MAX_TENSORS), UINT32_MAX where this prefill rank (a pipeline
+ * stage) does not hold the layer. A destination without a source, with no pipeline to explain it, is refused, and so is
+ * a source without a destination. False: refused, verdict_p says why. Any thread.
  */
 bool kvs_policy_pair(const struct kvs_layout *prefill, const struct kvs_layout *decode, uint32_t component,
                      uint32_t *pair_p, struct kvs_verdict *verdict_p);
