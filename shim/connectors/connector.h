@@ -20,7 +20,7 @@ struct kvs_method {
 	const char *name;
 	enum kvs_method_kind kind;
 	/* Parameter names the original must start with, space-separated, "self" or "cls" included. More parameters are
-	 * accepted when they have defaults. */
+	 * accepted when they have defaults, or without any condition when the list ends in "...". */
 	const char *parameters;
 	KvsPyObject *(*replacement)(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs);
 	/* Set by the hook before the replacement goes in: the unbound original (first definition along the MRO), a

@@ -85,18 +85,18 @@ static KvsPyObject *wrapped(KvsPyObject *object, const char *name)
 }
 
 static bool fill_tensors(struct kvs_layout *layout, uint32_t component, const struct buffers *b, uint32_t index,
-			 struct kvs_text *text)
+                         struct kvs_text *text)
 {
 	struct kvs_component *c = &layout->components[component];
 	ssize_t count = nested_length(b->ptrs, index);
 	if (count != nested_length(b->lens, index) || count != nested_length(b->item_lens, index)) {
 		kvs_text_set(text, "component %s lists %zd addresses, %zd lengths and %zd item lengths", c->type, count,
-			     nested_length(b->lens, index), nested_length(b->item_lens, index));
+		             nested_length(b->lens, index), nested_length(b->item_lens, index));
 		return false;
 	}
 	if (count > KVS_MAX_TENSORS || !kvs_layout_set_tensors(layout, component, (uint32_t)count)) {
 		kvs_text_set(text, "component %s has %zd tensors; at most %d, and memory for them, are needed", c->type,
-			     count, KVS_MAX_TENSORS);
+		             count, KVS_MAX_TENSORS);
 		return false;
 	}
 	bool has_ids = count > 0 && nested_length(b->layer_ids, index) == count;
@@ -105,12 +105,12 @@ static bool fill_tensors(struct kvs_layout *layout, uint32_t component, const st
 		uint64_t id = 0;
 		if (!nested_u64(b->ptrs, index, i, &t->address) || !nested_u64(b->lens, index, i, &t->length) ||
 		    !nested_u64(b->item_lens, index, i, &t->item_len)) {
-			kvs_text_set(text, "tensor %zd of component %s has no integer address, length or item length", i,
-				     c->type);
+			kvs_text_set(text, "tensor %zd of component %s has no integer address, length or item length",
+			             i, c->type);
 			return false;
 		}
 		t->layer_id = has_ids && nested_u64(b->layer_ids, index, i, &id) && id <= INT32_MAX ? (int32_t)id
-												       : KVS_NO_LAYER;
+		                                                                                    : KVS_NO_LAYER;
 	}
 	return true;
 }
@@ -146,7 +146,8 @@ static bool variable_is_on(const char *name)
  */
 static enum kvs_page_order page_order(KvsPyObject *kv_args, const char *type, uint32_t page_size)
 {
-	/* Scales of 128-token pages are interleaved for the attention kernel, in an order that is neither of the two. */
+	/* Scales of 128-token pages are interleaved for the attention kernel, in an order that is neither of the two.
+	 */
 	if (strncmp(type, "block_scale", strlen("block_scale")) == 0 && page_size == 128)
 		return KVS_ORDER_UNKNOWN;
 	char order[KVS_NAME_SIZE];
@@ -170,8 +171,8 @@ static enum kvs_head_rule head_rule(const struct kvs_layout *layout)
 		for (uint32_t t = 0; t < layout->components[c].tensor_count; t++)
 			if (layout->components[c].tensors[t].address)
 				return kvs_memory_is_device(layout->components[c].tensors[t].address)
-					       ? KVS_HEADS_REPLICATED
-					       : KVS_HEADS_PADDED;
+				               ? KVS_HEADS_REPLICATED
+				               : KVS_HEADS_PADDED;
 	return KVS_HEADS_PADDED;
 }
 
@@ -182,7 +183,7 @@ static bool fill_numbers(struct kvs_layout *layout, KvsPyObject *manager, KvsPyO
 	    !kvs_py_attr_i64(kv_args, "engine_rank", &rank) || rank < 0 ||
 	    !kvs_py_attr_i64(kv_args, "page_size", &page) || page < 1 || page > INT32_MAX) {
 		kvs_text_set(text, "attn_tp_size %lld, engine_rank %lld, page_size %lld make no sense", (long long)tp,
-			     (long long)rank, (long long)page);
+		             (long long)rank, (long long)page);
 		return false;
 	}
 	kvs_py_attr_i64(manager, "pp_size", &pp_size);
@@ -199,19 +200,19 @@ static bool fill_numbers(struct kvs_layout *layout, KvsPyObject *manager, KvsPyO
 }
 
 static bool fill_components(struct kvs_layout *layout, KvsPyObject *manager, KvsPyObject *kv_args,
-			    struct kvs_text *text)
+                            struct kvs_text *text)
 {
 	struct buffers kv = {
-		.ptrs = wrapped(kv_args, "kv_data_ptrs"),
-		.lens = wrapped(kv_args, "kv_data_lens"),
-		.item_lens = wrapped(kv_args, "kv_item_lens"),
-		.layer_ids = wrapped(kv_args, "kv_layer_ids"),
+	        .ptrs = wrapped(kv_args, "kv_data_ptrs"),
+	        .lens = wrapped(kv_args, "kv_data_lens"),
+	        .item_lens = wrapped(kv_args, "kv_item_lens"),
+	        .layer_ids = wrapped(kv_args, "kv_layer_ids"),
 	};
 	struct buffers state = {
-		.ptrs = kvs_py_attr(kv_args, "state_data_ptrs"),
-		.lens = kvs_py_attr(kv_args, "state_data_lens"),
-		.item_lens = kvs_py_attr(kv_args, "state_item_lens"),
-		.layer_ids = kvs_py_attr(kv_args, "state_layer_ids"),
+	        .ptrs = kvs_py_attr(kv_args, "state_data_ptrs"),
+	        .lens = kvs_py_attr(kv_args, "state_data_lens"),
+	        .item_lens = kvs_py_attr(kv_args, "state_item_lens"),
+	        .layer_ids = kvs_py_attr(kv_args, "state_layer_ids"),
 	};
 	bool ok = true;
 	for (uint32_t c = 0; ok && c < layout->component_count; c++) {
@@ -228,7 +229,7 @@ static bool fill_components(struct kvs_layout *layout, KvsPyObject *manager, Kvs
 		const struct kvs_state_row *row = kvs_state_find(component->type);
 		if (row && row->sharding != KVS_SHARD_OTHER)
 			ok = fill_tensors(layout, c, c == KVS_COMPONENT_KV ? &kv : &state,
-					  c == KVS_COMPONENT_KV ? 0 : c - 1, text);
+			                  c == KVS_COMPONENT_KV ? 0 : c - 1, text);
 	}
 	buffers_drop(&kv);
 	buffers_drop(&state);
@@ -248,9 +249,8 @@ static struct kvs_layout *describe(KvsPyObject *manager, struct kvs_text *text)
 	struct kvs_layout *layout = states < KVS_MAX_COMPONENTS ? kvs_layout_new(1 + (uint32_t)states) : NULL;
 	if (!layout) {
 		kvs_text_set(text, "%zd state components; at most %d, and memory for them, are needed", states,
-			     KVS_MAX_COMPONENTS - 1);
-	} else if (!fill_numbers(layout, manager, kv_args, text) ||
-		   !fill_components(layout, manager, kv_args, text)) {
+		             KVS_MAX_COMPONENTS - 1);
+	} else if (!fill_numbers(layout, manager, kv_args, text) || !fill_components(layout, manager, kv_args, text)) {
 		kvs_layout_free(layout);
 		layout = NULL;
 	} else {
@@ -268,13 +268,13 @@ static void configure_agent(void)
 {
 	const struct kvs_options *options = kvs_options();
 	struct kvs_agent_config config = {
-		.timeout_ms = (uint32_t)options->timeout_ms,
-		.staging_bytes = (uint64_t)options->staging_mb << 20,
-		.transports = options->transport,
-		.listen = options->listen[0] ? options->listen : NULL,
-		.secret_file = options->secret_file[0] ? options->secret_file : NULL,
-		.stats_path = options->stats[0] ? options->stats : NULL,
-		.splice_equal_tp = options->policy == KVS_POLICY_ALL,
+	        .timeout_ms = (uint32_t)options->timeout_ms,
+	        .staging_bytes = (uint64_t)options->staging_mb << 20,
+	        .transports = options->transport,
+	        .listen = options->listen[0] ? options->listen : NULL,
+	        .secret_file = options->secret_file[0] ? options->secret_file : NULL,
+	        .stats_path = options->stats[0] ? options->stats : NULL,
+	        .splice_equal_tp = options->policy == KVS_POLICY_ALL,
 	};
 	struct kvs_text text;
 	if (!kvs_agent_configure(&config, &text))
@@ -287,8 +287,8 @@ static void manager_destroy(KvsPyObject *capsule)
 	struct kvs_manager *m = kvs_py.PyCapsule_GetPointer(capsule, KVS_CAPSULE);
 	if (!m)
 		return;
-	/* Runs inside the object's deallocation, where the interpreter lock is better kept; the agent never takes it, so
-	 * the wait is the 2 ms of a piece in flight. */
+	/* Runs inside the object's deallocation, where the interpreter lock is better kept; the agent never takes it,
+	 * so the wait is the 2 ms of a piece in flight. */
 	kvs_endpoint_remove(m->endpoint);
 	kvs_layout_free(m->layout);
 	free(m);

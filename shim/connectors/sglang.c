@@ -72,7 +72,7 @@ void kvs_sglang_record_failure(KvsPyObject *manager, uint64_t room, const char *
 	if (!result) {
 		kvs_py.PyErr_Clear();
 		kvs_log(KVS_LOG_WARN, "room %llu: the connector did not take the reason of its failure: %s",
-			(unsigned long long)room, text);
+		        (unsigned long long)room, text);
 	}
 	kvs_py.Py_DecRef(result);
 	kvs_py.Py_DecRef(reason);
@@ -230,15 +230,17 @@ static KvsPyObject *send_with_frame(KvsPyObject *self, KvsPyObject *args, KvsPyO
 	ssize_t count = kvs_py.PyTuple_Size(args);
 	KvsPyObject *message = count > 0 ? kvs_py.PySequence_List(kvs_py.PyTuple_GetItem(args, 0)) : NULL;
 	if (count > 0 && !message)
-		goto out; /* the exception is what the socket itself would have raised for a message that is no sequence */
+		goto out; /* the exception is what the socket itself would have raised for a message that is no sequence
+		           */
 	if (!message || kvs_py.PyList_Size(message) > KVS_FRAME_INDEX) {
 		static bool told;
 		if (message && !told) {
 			told = true;
 			kvs_log(KVS_LOG_WARN,
-				"this release sends messages of %zd frames, ours would not fit at index %d: peers see this "
-				"server as one without kvsplice",
-				kvs_py.PyList_Size(message), KVS_FRAME_INDEX);
+			        "this release sends messages of %zd frames, ours would not fit at index %d: peers see "
+			        "this "
+			        "server as one without kvsplice",
+			        kvs_py.PyList_Size(message), KVS_FRAME_INDEX);
 		}
 		result = kvs_py.PyObject_Call(method, args, kwargs);
 		goto out;
@@ -266,9 +268,9 @@ out:
 }
 
 static struct kvs_py_method_def send_with_frame_def = {
-	.name = "send_multipart",
-	.function = send_with_frame,
-	.flags = KVS_PY_METH_VARARGS | KVS_PY_METH_KEYWORDS,
+        .name = "send_multipart",
+        .function = send_with_frame,
+        .flags = KVS_PY_METH_VARARGS | KVS_PY_METH_KEYWORDS,
 };
 
 /* An object whose send_multipart adds the frame, new; NULL with the exception set. */
@@ -322,8 +324,7 @@ static const uint8_t generation_magic[8] = {'k', 'v', 's', 'R', 'O', 'O', 'M', 1
 
 static bool is_our_frame(const void *data, size_t size)
 {
-	return kvs_record_is(data, size) ||
-	       (size >= sizeof generation_magic && memcmp(data, generation_magic, 7) == 0);
+	return kvs_record_is(data, size) || (size >= sizeof generation_magic && memcmp(data, generation_magic, 7) == 0);
 }
 
 KvsPyObject *kvs_sglang_take_frame(KvsPyObject *message, struct kvs_frame *frame_p)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What SGLang's connectors share: their managers, index lists and messages as neutral requests. Everything here is called
- * with the interpreter lock held and leaves no Python exception set, unless a function says otherwise.
+ * What SGLang's connectors share: their managers, index lists and messages as neutral requests. Everything here is
+ * called with the interpreter lock held and leaves no Python exception set, unless a function says otherwise.
  */
 #ifndef KVS_CONNECTORS_SGLANG_H
 #define KVS_CONNECTORS_SGLANG_H
@@ -27,8 +27,8 @@ struct kvs_manager {
 };
 
 /*
- * Describe the manager's kv_args and register it with the agent, starting it if need be. A manager that is not ours (MLA,
- * policy off, memory that makes no sense) is left alone, with one line in the log that says why.
+ * Describe the manager's kv_args and register it with the agent, starting it if need be. A manager that is not ours
+ * (MLA, policy off, memory that makes no sense) is left alone, with one line in the log that says why.
  */
 void kvs_sglang_register(KvsPyObject *manager);
 
@@ -61,8 +61,8 @@ void kvs_sglang_frame_leave(void);
 KvsPyObject *kvs_sglang_connect(KvsPyObject *original, KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs);
 
 /*
- * If the message (a list of bytes) carries a frame of ours, copy it out and return a new list without it; else NULL, and
- * the message is to be used as it is.
+ * If the message (a list of bytes) carries a frame of ours, copy it out and return a new list without it; else NULL,
+ * and the message is to be used as it is.
  */
 KvsPyObject *kvs_sglang_take_frame(KvsPyObject *message, struct kvs_frame *frame_p);
 
@@ -82,7 +82,8 @@ bool kvs_sglang_prepare(void);
 void *kvs_sglang_attached(KvsPyObject *object, const char *attribute);
 
 /* Attach pointer to object; destroy(pointer) runs when the object goes. False: destroy has run already. */
-bool kvs_sglang_attach(KvsPyObject *object, const char *attribute, void *pointer, void (*destroy)(KvsPyObject *capsule));
+bool kvs_sglang_attach(KvsPyObject *object, const char *attribute, void *pointer,
+                       void (*destroy)(KvsPyObject *capsule));
 
 /* The room number of a sender, receiver, or request (attribute name); 0 and false when it has none. */
 bool kvs_sglang_room(KvsPyObject *object, const char *attribute, uint64_t *room_p);

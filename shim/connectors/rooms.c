@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rooms.h"
+
+#include <stdlib.h>
+
+#include "../../policy/state.h"
+#include "../../transport/log.h"
+#include "../options.h"
+
+#define ATTRIBUTE_ROOM "_kvsplice_room" /* of a receiver whose room is open at our agent */
+
+KvsPyObject *kvs_replaced_call(const struct kvs_replaced *call)
+{
+	return kvs_py_call_original(call->original, call->self, call->args, call->kwargs);
+}
+
+/* The endpoint and room number behind a sender or receiver; false: not ours. */
+static bool room_of(KvsPyObject *object, uint64_t *endpoint_p, uint64_t *room_p)
+{
+	KvsPyObject *manager = kvs_py_attr(object, "kv_mgr");
+	struct kvs_manager *m = manager ? kvs_sglang_manager(manager) : NULL;
+	if (m)
+		*endpoint_p = m->endpoint;
+	kvs_py.Py_DecRef(manager);
+	return m && kvs_sglang_room(object, "bootstrap_room", room_p);
+}
+
+/* ---- sender ---- */
+
+KvsPyObject *kvs_sender_init(const struct kvs_replaced *call)
+{
+	KvsPyObject *manager = kvs_py_argument(call->args, call->kwargs, 0, "mgr");
+	KvsPyObject *number = kvs_py_argument(call->args, call->kwargs, 2, "bootstrap_room");
+	struct kvs_manager *m = manager ? kvs_sglang_manager(manager) : NULL;
+	if (m && number) {
+		long long room = kvs_py.PyLong_AsLongLong(number);
+		if (!kvs_py.PyErr_Occurred())
+			kvs_source_forget(m->endpoint, (uint64_t)room);
+		kvs_py.PyErr_Clear();
+	}
+	return kvs_replaced_call(call);
+}
+
+KvsPyObject *kvs_sender_cancel(const struct kvs_replaced *call)
+{
+	uint64_t endpoint, room;
+	if (room_of(call->self, &endpoint, &room))
+		kvs_source_cancel(endpoint, room);
+	return kvs_replaced_call(call);
+}
+
+KvsPyObject *kvs_sender_clear(const struct kvs_replaced *call)
+{
+	uint64_t endpoint, room;
+	int64_t state = -1;
+	if (room_of(call->self, &endpoint, &room)) {
+		if (kvs_py_attr_i64(call->self, "conclude_state", &state) && state == KVS_POLL_SUCCESS)
+			kvs_source_forget(endpoint, room);
+		else
+			kvs_source_cancel(endpoint, room);
+	}
+	return kvs_replaced_call(call);
+}
+
+/* ---- receiver ---- */
+
+KvsPyObject *kvs_receiver_register(const struct kvs_replaced *call)
+{
+	uint64_t endpoint, room;
+	struct kvs_frame frame = {.size = 0};
+	if (room_of(call->self, &endpoint, &room))
+		frame.size = kvs_endpoint_record(endpoint, frame.bytes);
+	if (frame.size)
+		kvs_sglang_frame_enter(&frame);
+	KvsPyObject *result = kvs_replaced_call(call);
+	kvs_sglang_frame_leave();
+	return result;
+}
+
+/* Is there something to splice between this receiver's prefill and us? Without topology there is. */
+static bool tp_differs(KvsPyObject *receiver, const struct kvs_manager *m)
+{
+	int64_t theirs = 0;
+	KvsPyObject *info = kvs_py_attr(receiver, "prefill_info");
+	bool known = info && kvs_py_attr_i64(info, "attn_tp_size", &theirs);
+	kvs_py.Py_DecRef(info);
+	return !known || theirs != (int64_t)m->layout->tp_size;
+}
+
+static void free_lists(struct kvs_item_list *lists, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		free((void *)lists[i].items);
+}
+
+/* Item list of each of our components, from send_metadata's arguments. */
+static bool read_lists(const struct kvs_replaced *call, const struct kvs_layout *layout, struct kvs_item_list *lists_p,
+                       struct kvs_text *text)
+{
+	KvsPyObject *kv = kvs_py_argument(call->args, call->kwargs, 0, "kv_indices");
+	KvsPyObject *states = kvs_py_argument(call->args, call->kwargs, 2, "state_indices");
+	ssize_t state_count = states && states != kvs_py.none ? kvs_py.PySequence_Size(states) : 0;
+	kvs_py.PyErr_Clear();
+	for (uint32_t c = 0; c < layout->component_count; c++) {
+		const struct kvs_state_row *row = kvs_state_find(layout->components[c].type);
+		KvsPyObject *list = NULL;
+		int32_t *items = NULL;
+		if (!row || row->sharding == KVS_SHARD_OTHER)
+			continue;
+		if (c == KVS_COMPONENT_KV) {
+			list = kv;
+			kvs_py.Py_IncRef(list);
+		} else if ((ssize_t)c - 1 < state_count) {
+			list = kvs_py.PySequence_GetItem(states, (ssize_t)c - 1);
+		}
+		bool ok = kvs_sglang_items(list, &items, &lists_p[c].count, text);
+		kvs_py.PyErr_Clear();
+		kvs_py.Py_DecRef(list);
+		if (!ok)
+			return false;
+		lists_p[c].items = items;
+	}
+	return true;
+}
+
+/* Open the receiver's room at our agent; 0: not opened, and logged if it should have been. */
+static uint64_t open_room(const struct kvs_replaced *call)
+{
+	uint64_t endpoint, room;
+	if (!room_of(call->self, &endpoint, &room))
+		return 0;
+	KvsPyObject *manager = kvs_py_attr(call->self, "kv_mgr");
+	struct kvs_manager *m = kvs_sglang_manager(manager);
+	struct kvs_layout *layout = NULL;
+	if (m && (kvs_options()->policy == KVS_POLICY_ALL || tp_differs(call->self, m)))
+		layout = m->layout;
+	struct kvs_item_list lists[KVS_MAX_COMPONENTS] = {{NULL, 0}};
+	struct kvs_text text = {""};
+	uint64_t generation = 0;
+	if (layout) {
+		uint32_t count = layout->component_count;
+		if (read_lists(call, layout, lists, &text)) {
+			void *state = kvs_py.PyEval_SaveThread();
+			generation = kvs_room_open(endpoint, room, lists, count, &text);
+			kvs_py.PyEval_RestoreThread(state);
+		}
+		free_lists(lists, count);
+		if (!generation)
+			kvs_log(KVS_LOG_WARN, "room %llu cannot be spliced: %s", (unsigned long long)room, text.s);
+	}
+	kvs_py.Py_DecRef(manager);
+	return generation;
+}
+
+KvsPyObject *kvs_receiver_metadata(const struct kvs_replaced *call)
+{
+	struct kvs_frame frame;
+	uint64_t generation = open_room(call);
+	if (generation) {
+		KvsPyObject *number = kvs_py.PyLong_FromUnsignedLongLong(generation);
+		if (!number || kvs_py.PyObject_SetAttrString(call->self, ATTRIBUTE_ROOM, number) != 0)
+			kvs_py.PyErr_Clear();
+		kvs_py.Py_DecRef(number);
+		kvs_sglang_generation_frame(generation, &frame);
+		kvs_sglang_frame_enter(&frame);
+	}
+	KvsPyObject *result = kvs_replaced_call(call);
+	kvs_sglang_frame_leave();
+	return result;
+}
+
+static bool is_open(KvsPyObject *receiver)
+{
+	uint64_t generation = 0;
+	return kvs_py_attr_u64(receiver, ATTRIBUTE_ROOM, &generation) && generation != 0;
+}
+
+static void close_room(KvsPyObject *receiver, enum kvs_room_end end)
+{
+	uint64_t endpoint, room;
+	if (!is_open(receiver) || !room_of(receiver, &endpoint, &room))
+		return;
+	void *state = kvs_py.PyEval_SaveThread();
+	kvs_room_close(endpoint, room, end);
+	kvs_py.PyEval_RestoreThread(state);
+	if (kvs_py.PyObject_SetAttrString(receiver, ATTRIBUTE_ROOM, kvs_py.none) != 0)
+		kvs_py.PyErr_Clear();
+}
+
+/* Record our reason and conclude the receiver as the connector itself would. */
+static KvsPyObject *conclude_failed(KvsPyObject *receiver, uint64_t room, const char *reason)
+{
+	KvsPyObject *manager = kvs_py_attr(receiver, "kv_mgr");
+	KvsPyObject *failed = kvs_py.PyLong_FromLongLong(KVS_POLL_FAILED);
+	KvsPyObject *number = kvs_py_attr(receiver, "bootstrap_room");
+	KvsPyObject *update = manager ? kvs_py_attr(manager, "update_status") : NULL;
+	if (manager)
+		kvs_sglang_record_failure(manager, room, reason);
+	if (update && number && failed) {
+		KvsPyObject *result = kvs_py.PyObject_CallFunctionObjArgs(update, number, failed, NULL);
+		kvs_py.Py_DecRef(result);
+	}
+	if (failed)
+		kvs_py.PyObject_SetAttrString(receiver, "conclude_state", failed);
+	kvs_py.PyErr_Clear();
+	kvs_py.Py_DecRef(update);
+	kvs_py.Py_DecRef(number);
+	kvs_py.Py_DecRef(manager);
+	return failed;
+}
+
+KvsPyObject *kvs_receiver_poll(const struct kvs_replaced *call)
+{
+	uint64_t endpoint, room;
+	struct kvs_text text = {""};
+	if (!is_open(call->self) || !room_of(call->self, &endpoint, &room))
+		return kvs_replaced_call(call);
+	if (kvs_room_state(endpoint, room, &text) == KVS_ROOM_FAILED) {
+		close_room(call->self, KVS_ROOM_FAILURE);
+		return conclude_failed(call->self, room, text.s);
+	}
+	KvsPyObject *result = kvs_replaced_call(call);
+	if (!result)
+		return NULL;
+	long long status = kvs_py.PyLong_AsLongLong(result);
+	if (kvs_py.PyErr_Occurred())
+		kvs_py.PyErr_Clear();
+	else if (status == KVS_POLL_SUCCESS)
+		close_room(call->self, KVS_ROOM_SUCCESS);
+	else if (status == KVS_POLL_FAILED)
+		close_room(call->self, KVS_ROOM_FAILURE);
+	return result;
+}
+
+KvsPyObject *kvs_receiver_close(const struct kvs_replaced *call)
+{
+	close_room(call->self, KVS_ROOM_FAILURE);
+	return kvs_replaced_call(call);
+}
