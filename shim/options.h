@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one reader of KVSPLICE_* variables. */
+/* The one reader of KVSPLICE_* variables, and the one list of them. */
 #ifndef KVS_OPTIONS_H
 #define KVS_OPTIONS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+/* Values of WORD options, in the order of their words below. */
 enum kvs_option_policy {
 	KVS_POLICY_AUTO,
 	KVS_POLICY_REFUSED,
@@ -18,20 +20,58 @@ enum kvs_option_cpu_heads {
 	KVS_CPU_HEADS_REPLICATED,
 };
 
+/* Transports that the table knows, and those of them that this build does not have. */
+#define KVS_TRANSPORT_NAMES        "cuda_ipc rdma host tcp engine"
+#define KVS_TRANSPORT_NAMES_ABSENT "cuda_ipc rdma tcp"
+
+#define KVS_POLICY_WORDS "auto refused all off"
+
+/*
+ * Every variable, once: the structure below, the reader and the printed table are made from these rows. NAME is what
+ * follows KVSPLICE_.
+ *
+ * FLAG(field, NAME, default, default as text, absent, help)
+ * WORD(field, NAME, words, default, default as text, absent, help): the field is the word's number
+ * NUMBER(field, NAME, least, most, default, default as text, absent, help)
+ * TEXT(field, NAME, size, words, range, default, default as text, absent, help): words: NULL, or the names that a
+ *     comma-separated list may have
+ *
+ * absent: NULL, or the part that this build lacks and without which the variable has no effect.
+ */
+#define KVS_OPTION_TABLE(FLAG, WORD, NUMBER, TEXT) \
+	FLAG(enable, "ENABLE", true, "1", NULL, "0: a true kill switch, nothing looked up, nothing hooked") \
+	WORD(policy, "POLICY", KVS_POLICY_WORDS, KVS_POLICY_AUTO, "auto", NULL, \
+	     "auto: splice what upstream refuses or slices; refused: only what it refuses; all: equal TP too; " \
+	     "off: observe and log") \
+	TEXT(transport, "TRANSPORT", 128, KVS_TRANSPORT_NAMES, "comma-separated list of names", \
+	     "cuda_ipc,rdma,host,tcp,engine", "cuda_ipc,rdma,host,tcp,engine", NULL, \
+	     "order and choice of transports; this build passes over: " KVS_TRANSPORT_NAMES_ABSENT) \
+	TEXT(rdma_device, "RDMA_DEVICE", 64, NULL, "device name", "", "automatic", "rdma transport", \
+	     "which RDMA device") \
+	NUMBER(rdma_gid_index, "RDMA_GID_INDEX", 0, 255, -1, "automatic", "rdma transport", \
+	       "which GID of that device") \
+	TEXT(listen, "LISTEN", 128, NULL, "ADDRESS[:FIRST-LAST]", "", "the server's own address", NULL, \
+	     "address and ports of the control socket; each rank takes the next free port") \
+	TEXT(secret_file, "SECRET_FILE", 1024, NULL, "path", "", "unset", NULL, \
+	     "a shared secret: peers prove that they know it") \
+	NUMBER(staging_mb, "STAGING_MB", 1, 4096, 64, "64", NULL, "staging memory per peer, MiB") \
+	WORD(cpu_heads, "CPU_HEADS", "padded replicated", KVS_CPU_HEADS_PADDED, "padded", NULL, \
+	     "replicated: a CPU server whose head padding was turned off") \
+	NUMBER(timeout_ms, "TIMEOUT_MS", 100, 3600000, 30000, "30000", NULL, \
+	       "for one request's transfer, milliseconds") \
+	TEXT(stats, "STATS", 1024, NULL, "path", "", "unset", NULL, \
+	     "path of the metrics file; the process id is added") \
+	WORD(log, "LOG", "error warn info debug", 1, "warn", NULL, "the least important messages that are shown") \
+	FLAG(help, "HELP", false, "unset", NULL, "1: print this table and go on")
+
 struct kvs_options {
-	bool enable;
-	enum kvs_option_policy policy;
-	char transport[128];
-	char rdma_device[64];
-	int64_t rdma_gid_index; /* -1: automatic */
-	char listen[128];
-	char secret_file[1024];
-	int64_t staging_mb;
-	enum kvs_option_cpu_heads cpu_heads;
-	int64_t timeout_ms;
-	char stats[1024];
-	int64_t log; /* enum kvs_log_level */
-	bool help;
+#define KVS_FIELD_FLAG(field, ...)          bool field;
+#define KVS_FIELD_NUMBER(field, ...)        int64_t field;
+#define KVS_FIELD_TEXT(field, name, n, ...) char field[n];
+	KVS_OPTION_TABLE(KVS_FIELD_FLAG, KVS_FIELD_NUMBER, KVS_FIELD_NUMBER, KVS_FIELD_TEXT)
+#undef KVS_FIELD_FLAG
+#undef KVS_FIELD_NUMBER
+#undef KVS_FIELD_TEXT
 };
 
 /* Parsed once at the first call; safe from any thread. Warnings about values and unknown names are held back until
@@ -43,5 +83,20 @@ bool kvs_options_disabled(void);
 
 /* Write the held-back warnings (and, with KVSPLICE_HELP=1, the table) to the log, once. */
 void kvs_options_report(void);
+
+/* ---- the parts, for tests and for the program that prints the table ---- */
+
+/* A complaint about one variable: a value that was not taken as it is, a name that does not exist. */
+typedef void (*kvs_options_complain_t)(void *user, const char *message);
+
+/* Read the variables of environment (as environ) into *options_p; complain may be NULL. */
+void kvs_options_read(char *const *environment, struct kvs_options *options_p, kvs_options_complain_t complain,
+                      void *user);
+
+/* The word of this number among space-separated words, and its size; NULL: there is none. */
+const char *kvs_option_word_name(const char *words, int64_t number, int *size_p);
+
+/* The table as text, one row a variable, NUL-terminated and truncated like snprintf; returns the size it needs. */
+size_t kvs_options_table(char *buffer_p, size_t size);
 
 #endif

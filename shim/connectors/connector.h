@@ -28,7 +28,14 @@ struct kvs_method {
 	KvsPyObject **original_p;
 	/* Set by the hook: the class, strong reference; for exact-type checks (kvs_py_is_exact). May be NULL. */
 	KvsPyObject **class_p;
+	/* The hook's own: leave it out. Python keeps a pointer to it. */
+	struct kvs_py_method_def definition;
 };
+
+/*
+ * A method may be in several roles: the later role's original is then the earlier role's replacement. A replacement is
+ * called with whatever Python was given as self, so anything that is not exactly the class goes to the original.
+ */
 
 struct kvs_connector_role {
 	const char *name; /* "prefill" or "decode" */
@@ -39,8 +46,9 @@ struct kvs_connector_role {
 struct kvs_connector {
 	const char *name;   /* "mooncake" */
 	const char *module; /* "sglang.srt.disaggregation.mooncake.conn" */
-	/* Called once, interpreter lock held, before the roles are looked at; false leaves the whole connector alone.
-	 */
+	/* Called with the interpreter lock held before the roles are looked at; false, said in the log, leaves the
+	 * whole connector alone. Two threads that import the module at once may both call it: the second call must
+	 * find nothing to do. No exception may be left set. NULL: nothing to prepare. */
 	int (*prepare)(KvsPyObject *module);
 	struct kvs_connector_role *roles;
 	size_t role_count;
@@ -49,5 +57,9 @@ struct kvs_connector {
 /* Every adapter of this build. */
 extern struct kvs_connector kvs_mooncake;
 #define KVS_CONNECTOR_TABLE(X) X(kvs_mooncake)
+#define KVS_MAX_CONNECTORS     8
+
+extern struct kvs_connector *const kvs_connectors[];
+extern const size_t kvs_connector_count;
 
 #endif

@@ -42,6 +42,8 @@ struct kvs_py_allocator {
 	X(void, PyMem_GetAllocator, (int domain, struct kvs_py_allocator *allocator)) \
 	X(void, PyMem_SetAllocator, (int domain, struct kvs_py_allocator *allocator)) \
 	X(KvsPyObject *, PyImport_ImportModule, (const char *name)) \
+	X(KvsPyObject *, PyImport_ImportModuleLevelObject, \
+	  (KvsPyObject * name, KvsPyObject * globals, KvsPyObject * locals, KvsPyObject * fromlist, int level)) \
 	X(KvsPyObject *, PyImport_GetModuleDict, (void)) \
 	X(KvsPyObject *, PyObject_GetAttrString, (KvsPyObject * object, const char *name)) \
 	X(int, PyObject_SetAttrString, (KvsPyObject * object, const char *name, KvsPyObject *value)) \
@@ -73,6 +75,7 @@ struct kvs_py_allocator {
 	X(KvsPyObject *, PyDict_New, (void)) \
 	X(KvsPyObject *, PyDict_GetItemString, (KvsPyObject * dict, const char *key)) \
 	X(KvsPyObject *, PyDict_GetItemWithError, (KvsPyObject * dict, KvsPyObject * key)) \
+	X(ssize_t, PyDict_Size, (KvsPyObject * dict)) \
 	X(int, PyDict_SetItemString, (KvsPyObject * dict, const char *key, KvsPyObject *value)) \
 	X(int, PyDict_Next, (KvsPyObject * dict, ssize_t * position, KvsPyObject * *key, KvsPyObject * *value)) \
 	X(KvsPyObject *, PyLong_FromLongLong, (long long value)) \
@@ -105,11 +108,16 @@ struct kvs_py_api {
 #define X(result, name, parameters) result(*name) parameters;
 	KVS_PY_TABLE(X)
 #undef X
-	KvsPyObject *none; /* Py_None, borrowed for ever (data symbol _Py_NoneStruct) */
+	/* Data symbols, borrowed for ever. */
+	KvsPyObject *none;        /* Py_None */
+	KvsPyObject *object_type; /* the class object */
 };
 
 /* Valid after kvs_py_load has returned true. */
 extern struct kvs_py_api kvs_py;
+
+/* Is there a CPython with audit hooks in this process? Looks up one symbol. */
+bool kvs_py_present(void);
 
 /* Resolve the table in this process; false: this is no Python that we know, and nothing may be called. */
 bool kvs_py_load(void);
@@ -125,6 +133,9 @@ bool kvs_py_attr_i64(KvsPyObject *object, const char *name, int64_t *value_p);
 bool kvs_py_attr_u64(KvsPyObject *object, const char *name, uint64_t *value_p);
 bool kvs_py_attr_true(KvsPyObject *object, const char *name);
 bool kvs_py_attr_text(KvsPyObject *object, const char *name, char *buffer, size_t size);
+
+/* A str as UTF-8. False, with no exception left set, when NULL, not a str, or longer than size - 1 bytes. */
+bool kvs_py_text(KvsPyObject *object, char *buffer, size_t size);
 
 /* object.name, new; NULL with no exception left set when absent. */
 KvsPyObject *kvs_py_attr(KvsPyObject *object, const char *name);

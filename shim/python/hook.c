@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The audit hook. On the event "import" of a connector module the module is imported from here, its classes are
+ * patched, and the interpreter's own import then finds the finished module. Importing one by a way that raises no such
+ * event (importlib.import_module) is noticed at the next event, by the size of sys.modules.
+ *
+ * Threads: everything runs under the interpreter lock, and no lock of ours is held. A module is idle, being imported by
+ * some threads (a bit in each one's own set), or done.
+ */
+#include "hook.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "../../transport/log.h"
+#include "../connectors/connector.h"
+#include "../log.h"
+#include "../options.h"
+#include "audit_block.h"
+#include "patch.h"
+
+struct watched {
+	struct kvs_connector *connector;
+	ssize_t name_size;
+	atomic_bool done;
+};
+
+static struct watched watched[KVS_MAX_CONNECTORS];
+static size_t watched_count;
+
+/* sys.modules of interpreter 0, once seen; a strong reference for the life of the process. */
+static _Atomic(KvsPyObject *) modules;
+static _Atomic ssize_t modules_size; /* when last looked through; -1: look again */
+
+/* The watched modules that this thread is importing from within the hook: their own events are let through. */
+static __thread uint32_t importing __attribute__((tls_model("initial-exec")));
+
+/* Only the first interpreter is ours: a class or a cached object of one must not meet another. */
+static bool in_main_interpreter(void)
+{
+	return kvs_py.PyInterpreterState_GetID(kvs_py.PyInterpreterState_Get()) == 0;
+}
+
+/* A connector is here, so this process is a server: from now on we may speak. */
+static void patch(struct watched *module, KvsPyObject *object)
+{
+	kvs_log_install();
+	kvs_options_report();
+	kvs_patch(module->connector, object, &module->done);
+}
+
+/* ---- modules that came by a way without an event ---- */
+
+static bool is_initializing(KvsPyObject *module)
+{
+	KvsPyObject *spec = kvs_py_attr(module, "__spec__");
+	bool yes = kvs_py_attr_true(spec, "_initializing");
+	kvs_py.Py_DecRef(spec);
+	return yes;
+}
+
+/* Patch the module if it is there and whole. True: it is on its way and has to be looked at again. */
+static bool look_at(size_t i, KvsPyObject *dict)
+{
+	struct watched *module = &watched[i];
+	if (atomic_load(&module->done) || importing & 1U << i)
+		return false;
+	KvsPyObject *object = kvs_py.PyDict_GetItemString(dict, module->connector->module);
+	if (!object || object == kvs_py.none)
+		return false;
+	kvs_py.Py_IncRef(object);
+	bool unfinished = is_initializing(object);
+	if (!unfinished)
+		patch(module, object);
+	kvs_py.Py_DecRef(object);
+	return unfinished;
+}
+
+static void catch_up(void)
+{
+	KvsPyObject *dict = atomic_load_explicit(&modules, memory_order_acquire);
+	if (!dict)
+		return;
+	ssize_t size = kvs_py.PyDict_Size(dict);
+	if (size == atomic_load_explicit(&modules_size, memory_order_relaxed) || !in_main_interpreter())
+		return;
+	atomic_store_explicit(&modules_size, size, memory_order_relaxed);
+	bool again = false;
+	for (size_t i = 0; i < watched_count; i++)
+		again |= look_at(i, dict);
+	if (again)
+		atomic_store_explicit(&modules_size, -1, memory_order_relaxed);
+}
+
+/* ---- imports ---- */
+
+/* Which watched module is this? -1: none. */
+static int which(const char *name, ssize_t size)
+{
+	for (size_t i = 0; i < watched_count; i++)
+		if (size == watched[i].name_size && memcmp(name, watched[i].connector->module, (size_t)size) == 0)
+			return (int)i;
+	return -1;
+}
+
+/* 0: go on with the import; -1: it failed, the exception is set, and doing it again would run the module twice. */
+static int import_and_patch(int i, KvsPyObject *name)
+{
+	if (atomic_load(&watched[i].done) || importing & 1U << i || !in_main_interpreter())
+		return 0;
+	importing |= 1U << i;
+	KvsPyObject *top = kvs_py.PyImport_ImportModuleLevelObject(name, NULL, NULL, NULL, 0);
+	importing &= ~(1U << i);
+	if (!top)
+		return -1;
+	kvs_py.Py_DecRef(top);
+	KvsPyObject *module = kvs_py.PyDict_GetItemWithError(kvs_py.PyImport_GetModuleDict(), name);
+	kvs_py.PyErr_Clear();
+	if (module && !atomic_load(&watched[i].done)) {
+		kvs_py.Py_IncRef(module);
+		patch(&watched[i], module);
+		kvs_py.Py_DecRef(module);
+	}
+	return 0;
+}
+
+static int on_import(KvsPyObject *args)
+{
+	KvsPyObject *name = kvs_py.PyTuple_GetItem(args, 0);
+	ssize_t size = 0;
+	const char *text = name ? kvs_py.PyUnicode_AsUTF8AndSize(name, &size) : NULL;
+	if (!text) {
+		kvs_py.PyErr_Clear();
+		return 0;
+	}
+	if (!atomic_load_explicit(&modules, memory_order_relaxed) && in_main_interpreter()) {
+		KvsPyObject *dict = kvs_py.PyImport_GetModuleDict();
+		kvs_py.Py_IncRef(dict);
+		atomic_store_explicit(&modules, dict, memory_order_release);
+	}
+	int i = which(text, size);
+	return i < 0 ? 0 : import_and_patch(i, name);
+}
+
+static int on_event(const char *event, KvsPyObject *args, void *user)
+{
+	(void)user;
+	/* Events of the runtime itself come before there is an interpreter, and after it has gone. */
+	if (event[0] == 'c' && strncmp(event, "cpython.", strlen("cpython.")) == 0) {
+		if (strcmp(event, "cpython._PySys_ClearAuditHooks") == 0)
+			kvs_audit_block_clearing();
+		return 0;
+	}
+	int result = 0;
+	if (event[0] == 'i' && strcmp(event, "import") == 0)
+		result = on_import(args);
+	if (result == 0)
+		catch_up();
+	return result;
+}
+
+void kvs_hook_install(void)
+{
+	for (size_t i = 0; i < kvs_connector_count && i < KVS_MAX_CONNECTORS; i++) {
+		watched[i].connector = kvs_connectors[i];
+		watched[i].name_size = (ssize_t)strlen(kvs_connectors[i]->module);
+		watched_count = i + 1;
+	}
+	kvs_audit_block_add(on_event);
+}
