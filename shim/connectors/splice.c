@@ -72,7 +72,7 @@ bool kvs_splice_failed(KvsPyObject *manager, uint64_t room, struct kvs_text *tex
 
 void kvs_splice_observe(KvsPyObject *manager, KvsPyObject *info)
 {
-	if (kvs_options()->policy != KVS_POLICY_OFF || !kvs_splice_tp_differs(manager, info))
+	if (!info || kvs_options()->policy != KVS_POLICY_OFF || !kvs_splice_tp_differs(manager, info))
 		return;
 	struct kvs_peer *peer = kvs_sglang_attached(info, ATTRIBUTE_PEER);
 	if (!peer)
