@@ -1,0 +1,1 @@
+"""Real SGLang servers on CPUs: tiny models, server pairs, requests."""
