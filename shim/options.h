@@ -22,7 +22,7 @@ enum kvs_option_cpu_heads {
 
 /* Transports that the table knows, and those of them that this build does not have. */
 #define KVS_TRANSPORT_NAMES        "cuda_ipc rdma host tcp engine"
-#define KVS_TRANSPORT_NAMES_ABSENT "cuda_ipc rdma tcp"
+#define KVS_TRANSPORT_NAMES_ABSENT "cuda_ipc rdma"
 
 #define KVS_POLICY_WORDS "auto refused all off"
 
@@ -61,7 +61,8 @@ enum kvs_option_cpu_heads {
 	       "for one request's transfer, milliseconds") \
 	TEXT(stats, "STATS", 1024, NULL, "path", "", "unset", NULL, \
 	     "path of the metrics file; the process id is added") \
-	WORD(log, "LOG", "error warn info debug", 1, "warn", NULL, "the least important messages that are shown") \
+	WORD(log, "LOG", "error warn info debug", 1, "warn", NULL, \
+	     "the least important messages that are shown: error, warn, info or debug") \
 	FLAG(help, "HELP", false, "unset", NULL, "1: print this table and go on")
 
 struct kvs_options {

@@ -42,11 +42,29 @@ static bool in_main_interpreter(void)
 	return kvs_py.PyInterpreterState_GetID(kvs_py.PyInterpreterState_Get()) == 0;
 }
 
+/*
+ * Is this a build without the interpreter lock (PEP 703)? Such builds have a "t" in sys.abiflags. What we do under the
+ * lock would need other means there.
+ */
+static bool is_free_threaded(void)
+{
+	char flags[16];
+	KvsPyObject *sys = kvs_py.PyDict_GetItemString(kvs_py.PyImport_GetModuleDict(), "sys");
+	return kvs_py_attr_text(sys, "abiflags", flags, sizeof flags) && strchr(flags, 't');
+}
+
 /* A connector is here, so this process is a server: from now on we may speak. */
 static void patch(struct watched *module, KvsPyObject *object)
 {
 	kvs_log_install();
 	kvs_options_report();
+	if (is_free_threaded()) {
+		if (!atomic_exchange(&module->done, true))
+			kvs_log_write(KVS_LOG_WARN, "hook",
+			              "%s is left as it was: this Python was built without the interpreter lock",
+			              module->connector->name);
+		return;
+	}
 	kvs_patch(module->connector, object, &module->done);
 }
 

@@ -229,8 +229,8 @@ static void say(const struct kvs_connector *connector, const struct role_plan *p
 	for (size_t i = 0; i < connector->role_count; i++) {
 		const char *name = plans[i].role->name;
 		if (!plans[i].fits) {
-			kvs_log(KVS_LOG_WARN, "%s %s of %s %s is left as it was: %s", connector->name, name, package,
-			        version, plans[i].why_not.s);
+			kvs_log_write(KVS_LOG_WARN, "hook", "%s %s of %s %s is left as it was: %s", connector->name,
+			              name, package, version, plans[i].why_not.s);
 			continue;
 		}
 		size_t used = strlen(roles);
@@ -239,8 +239,9 @@ static void say(const struct kvs_connector *connector, const struct role_plan *p
 	int size = 0;
 	const char *policy = kvs_option_word_name(KVS_POLICY_WORDS, kvs_options()->policy, &size);
 	if (*roles)
-		kvs_log(KVS_LOG_INFO, "kvsplice %s hooked %s %s of %s %s; policy %.*s; transports %s", KVS_VERSION,
-		        connector->name, roles, package, version, size, policy ? policy : "", kvs_options()->transport);
+		kvs_log_write(KVS_LOG_INFO, "hook", "kvsplice %s hooked %s %s of %s %s; policy %.*s; transports %s",
+		              KVS_VERSION, connector->name, roles, package, version, size, policy ? policy : "",
+		              kvs_options()->transport);
 }
 
 void kvs_patch(struct kvs_connector *connector, KvsPyObject *module, atomic_bool *done)
@@ -251,7 +252,7 @@ void kvs_patch(struct kvs_connector *connector, KvsPyObject *module, atomic_bool
 	}
 	struct role_plan *plans = calloc(connector->role_count, sizeof *plans);
 	if (!plans) {
-		kvs_log(KVS_LOG_ERROR, "%s is left as it was: no memory", connector->name);
+		kvs_log_write(KVS_LOG_ERROR, "hook", "%s is left as it was: no memory", connector->name);
 		atomic_store(done, true);
 		return;
 	}
