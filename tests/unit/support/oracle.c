@@ -223,50 +223,81 @@ static void run_check(const struct world *w, const struct kvs_layout *layout, ui
 	cr_assert_fail("%s: a run of %llu bytes leaves %s tensor %u", w->name, (unsigned long long)len, side, tensor);
 }
 
-/* Copy what the plan says; with a limit in half of the cases, so that runs are cut at any place. */
-static void execute(struct world *w, const struct rank *p, const struct rank *d, const struct kvs_plan *plan)
-{
-	uint64_t limit = test_random(&w->random) % 2 ? UINT64_MAX : test_random_in(&w->random, 16, 4096);
+/* One request's part of the pages, on its way. */
+struct room {
+	struct kvs_plan *plan;
 	struct kvs_plan_iter iter;
-	struct kvs_run run;
-	uint64_t bytes = 0;
-	uint64_t runs = 0;
+	uint64_t bytes;
+	uint64_t runs;
+};
 
-	kvs_plan_seek(&iter, plan, 0);
-	while (kvs_plan_next(&iter, limit, &run)) {
-		run_check(w, p->layout, run.src_tensor, run.src, run.len, "prefill");
-		run_check(w, d->layout, run.dst_tensor, run.dst, run.len, "decode");
-		/* The addresses are those of this process's own buffers, checked above. */
-		memcpy((void *)(uintptr_t)run.dst, (const void *)(uintptr_t)run.src, run.len);
-		bytes += run.len;
-		runs++;
-	}
-	if (bytes != plan->bytes || (limit == UINT64_MAX && runs != plan->runs))
-		cr_assert_fail("%s: the plan says %llu bytes in %llu runs, the walk gave %llu in %llu", w->name,
-		               (unsigned long long)plan->bytes, (unsigned long long)plan->runs,
-		               (unsigned long long)bytes, (unsigned long long)runs);
+static void room_open(struct world *w, const struct rank *p, const struct rank *d, uint32_t index, struct room *room_p)
+{
+	uint32_t rooms = w->oracle->rooms ? w->oracle->rooms : 1;
+	uint32_t first = index * w->oracle->pages / rooms;
+	uint32_t count = (index + 1) * w->oracle->pages / rooms - first;
+	struct kvs_verdict verdict;
+
+	memset(room_p, 0, sizeof(*room_p));
+	if (!kvs_plan_build(p->layout, d->layout, 0, w->src_items + first, count, w->dst_items + first, count,
+	                    &room_p->plan, &verdict))
+		cr_assert_fail("%s: refused: %s", w->name, verdict.text.s);
+	kvs_plan_seek(&room_p->iter, room_p->plan, 0);
 }
 
-/* One prefill rank's share of one decode rank; returns the bytes that it moved. */
-static uint64_t serve(struct world *w, uint32_t prefill_rank, uint32_t decode_rank, struct oracle_sum *sum_p)
+/* Copy one piece of a room; false: it has all. */
+static bool room_step(const struct world *w, const struct rank *p, const struct rank *d, struct room *room,
+                      uint64_t limit)
 {
-	const struct rank *p = &w->prefill[prefill_rank];
-	const struct rank *d = &w->decode[decode_rank];
-	struct kvs_verdict verdict;
-	struct kvs_plan *plan;
-	uint64_t bytes;
+	struct kvs_run run;
 
-	if (!kvs_plan_build(p->layout, d->layout, 0, w->src_items, w->oracle->pages, w->dst_items, w->oracle->pages,
-	                    &plan, &verdict))
-		cr_assert_fail("%s: refused: %s", w->name, verdict.text.s);
-	execute(w, p, d, plan);
-	bytes = plan->bytes;
-	sum_p->bytes += bytes;
+	if (!kvs_plan_next(&room->iter, limit, &run))
+		return false;
+	run_check(w, p->layout, run.src_tensor, run.src, run.len, "prefill");
+	run_check(w, d->layout, run.dst_tensor, run.dst, run.len, "decode");
+	/* The addresses are those of this process's own buffers, checked above. */
+	memcpy((void *)(uintptr_t)run.dst, (const void *)(uintptr_t)run.src, run.len);
+	room->bytes += run.len;
+	room->runs++;
+	return true;
+}
+
+static void room_close(const struct world *w, struct room *room, uint64_t limit, struct oracle_sum *sum_p)
+{
+	const struct kvs_plan *plan = room->plan;
+
+	if (room->bytes != plan->bytes || (limit == UINT64_MAX && room->runs != plan->runs))
+		cr_assert_fail("%s: the plan says %llu bytes in %llu runs, the walk gave %llu in %llu", w->name,
+		               (unsigned long long)plan->bytes, (unsigned long long)plan->runs,
+		               (unsigned long long)room->bytes, (unsigned long long)room->runs);
+	sum_p->bytes += plan->bytes;
 	sum_p->runs += plan->runs;
 	sum_p->copies += plan->copy_count;
 	sum_p->plans++;
-	kvs_plan_free(plan);
-	return bytes;
+	kvs_plan_free(room->plan);
+}
+
+/* One prefill rank's share of one decode rank, with a limit in half of the cases, so that runs are cut anywhere. */
+static void serve(struct world *w, uint32_t prefill_rank, uint32_t decode_rank, struct oracle_sum *sum_p)
+{
+	uint64_t limit = test_random(&w->random) % 2 ? UINT64_MAX : test_random_in(&w->random, 16, 4096);
+	uint32_t count = w->oracle->rooms ? w->oracle->rooms : 1;
+	const struct rank *p = &w->prefill[prefill_rank];
+	const struct rank *d = &w->decode[decode_rank];
+	struct room rooms[ORACLE_MAX_ROOMS];
+	bool more = true;
+	uint32_t i;
+
+	cr_assert_leq(count, ORACLE_MAX_ROOMS);
+	for (i = 0; i < count; i++)
+		room_open(w, p, d, i, &rooms[i]);
+	while (more) {
+		more = false;
+		for (i = 0; i < count; i++)
+			more |= room_step(w, p, d, &rooms[i], limit);
+	}
+	for (i = 0; i < count; i++)
+		room_close(w, &rooms[i], limit, sum_p);
 }
 
 static void decode_check(const struct world *w, uint32_t rank, uint64_t bytes)
@@ -304,11 +335,11 @@ void oracle_run(const struct oracle_case *oracle, struct oracle_sum *sum_p)
 	world_make(&w, oracle);
 	for (d = 0; d < oracle->decode_tp; d++) {
 		uint32_t first = d * oracle->prefill_tp / oracle->decode_tp;
-		uint64_t bytes = 0;
+		uint64_t before = sum_p->bytes;
 
 		for (i = 0; i < sources; i++)
-			bytes += serve(&w, first + i, d, sum_p);
-		decode_check(&w, d, bytes);
+			serve(&w, first + i, d, sum_p);
+		decode_check(&w, d, sum_p->bytes - before);
 	}
 	world_free(&w);
 }

@@ -10,6 +10,8 @@
 
 #include "policy/layout.h"
 
+#define ORACLE_MAX_ROOMS 16
+
 struct oracle_case {
 	uint32_t prefill_tp;
 	uint32_t decode_tp;
@@ -23,6 +25,7 @@ struct oracle_case {
 	enum kvs_page_order order;
 	const char *type; /* a StateType */
 	bool whole;       /* every rank holds all heads */
+	uint32_t rooms;   /* the pages belong to so many requests, moved at the same time piece by piece; 0: one */
 	uint64_t seed;    /* of values, item lists and run limits */
 };
 
