@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process context that SGLang's managers read, for every release that is tested, without a server."""
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A rank's place: attention-TP size and rank within a data-parallel group, and which group of how many."""
+    tp_size: int
+    tp_rank: int
+    dp_size: int = 1
+    dp_rank: int = 0
+
+    @property
+    def global_rank(self) -> int:
+        return self.dp_rank * self.tp_size + self.tp_rank
+
+
+class _Bag:
+    """A group of published settings; what is not named is off."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+        self.__dict__["_fields"] = fields
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def enter(place: Topology, bootstrap_port: int, page_size: int) -> Any:
+    """Make this process look like that rank of a server; returns the server arguments for a manager."""
+    import sglang.srt.disaggregation.common.conn as common
+    from sglang.srt import runtime_context
+
+    stage = SimpleNamespace(is_last_rank=True, rank_in_group=0, world_size=1)
+    world = place.tp_size * place.dp_size
+    attention_dp = place.dp_size > 1
+    live = dict(attn_tp_size=place.tp_size, attn_tp_rank=place.tp_rank, attn_cp_size=1, attn_cp_rank=0,
+                attn_dp_size=place.dp_size, attn_dp_rank=place.dp_rank, attn_dcp_size=1, attn_dcp_rank=0,
+                tp_size=world, tp_rank=place.global_rank, dp_size=place.dp_size, pp_size=1, pp_group=stage)
+    settings = dict(dist_init_addr=None, nnodes=1, num_dp_ranks=place.dp_size, dp_size=place.dp_size, pp_size=1,
+                    enable_dp_attention=attention_dp, load_balance_method="round_robin",
+                    enable_dsa_cache_layer_split=False, enable_kv_cache_sharding=False,
+                    enable_cp_tp_group_sharing=False)
+    parallel = runtime_context.get_parallel()
+    parallel._overrides.update({**settings, **live})
+    parallel._config = _Bag(**settings)
+    runtime_context._CONTEXT._config_bags = dict(
+        serving=_Bag(host=HOST, port=30000),
+        disagg=_Bag(disaggregation_bootstrap_port=bootstrap_port, disaggregation_decode_allocation_policy="early"),
+        observability=_Bag(enable_trace=False),
+        schedule=_Bag(chunked_prefill_size=8192, kv_cache_dtype="auto", page_size=page_size),
+        memory=_Bag(enable_unified_memory=False), device=_Bag(device="cpu", gpu_id=0), spec=_Bag())
+    # Releases before 0.5.21 ask these functions, by the names under which the module imported them.
+    for name, value in (("get_attention_dp_size", place.dp_size), ("get_attention_dp_rank", place.dp_rank),
+                        ("get_pp_group", stage)):
+        if hasattr(common, name):
+            setattr(common, name, lambda value=value: value)
+    return SimpleNamespace(host=HOST, disaggregation_bootstrap_port=bootstrap_port, dist_init_addr=None, nnodes=1,
+                           pp_size=1, tp_size=world, dp_size=place.dp_size, enable_dp_attention=attention_dp,
+                           load_balance_method="round_robin", enable_trace=False, enable_pd_role_switch=False,
+                           page_size=page_size, chunked_prefill_size=8192, kv_cache_dtype="auto")
+
+
+def use_private_mooncake_engine(manager_class: Any) -> None:
+    """Each manager makes its own engine on the loopback address; a server shares one that it made at start."""
+    from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import MooncakeTransferEngine
+
+    def init_engine(self: Any) -> None:
+        self.engine = MooncakeTransferEngine(HOST, gpu_id=0, ib_device=None)
+
+    manager_class.init_engine = init_engine
+
+
+def sender_arguments(sender_class: Any) -> dict[str, Any]:
+    """Up to 0.5.21 a sender wants to know where it sends to, and does not use it."""
+    parameters = inspect.signature(sender_class.__init__).parameters
+    arguments: dict[str, Any] = {}
+    if "dest_tp_ranks" in parameters:
+        arguments.update(dest_tp_ranks=[0], pp_rank=0)
+    if "req_has_disagg_prefill_dp_rank" in parameters:
+        arguments.update(req_has_disagg_prefill_dp_rank=True)
+    return arguments

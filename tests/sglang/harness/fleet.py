@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's side: nurseries, ranks, and requests from a prefill to a decode."""
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+from .context import Topology
+from .rank import AUX_ROWS, DECODE, PREFILL, SUCCESS, WAITING, Outcome, RankConfig
+from .shapes import Shape
+
+ROOT = Path(__file__).resolve().parents[3]
+TESTS = ROOT / "tests" / "sglang"
+CALL_TIMEOUT = 60.0
+MOONCAKE_CHATTER = re.compile(r"[IWE]\d{4} |WARNING: Logging before")
+
+# One thread each: a rank is one of many processes, and threads that exist before a fork are lost in it.
+BASE_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "SGLANG_HOST_IP": "127.0.0.1",
+    "MC_FORCE_TCP": "1", "MOONCAKE_PROTOCOL": "tcp", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60", "TOKENIZERS_PARALLELISM": "false",
+}
+LIBRARY_ENVIRONMENT = {"KVSPLICE_CPU_HEADS": "replicated", "KVSPLICE_LOG": "info"}
+
+
+class RankError(Exception):
+    """A method raised in a rank, or the rank is gone."""
+
+
+class RankProxy:
+    """One forked rank; a call is sent with start() and answered with result()."""
+
+    def __init__(self, name: str, connection: Connection, pid: int, log: Path) -> None:
+        self.name, self.pid, self.log_path, self._connection = name, pid, log, connection
+
+    def start(self, method: str, **arguments: Any) -> None:
+        try:
+            self._connection.send((method, arguments))
+        except (BrokenPipeError, ConnectionError) as error:
+            raise RankError(f"{self.name} is gone: {error}") from error
+
+    def result(self, timeout: float = CALL_TIMEOUT) -> Any:
+        try:
+            if not self._connection.poll(timeout):
+                raise RankError(f"{self.name} does not answer for {timeout:.0f} s:\n{self.log_tail()}")
+            fine, value = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise RankError(f"{self.name} is gone:\n{self.log_tail()}") from error
+        if not fine:
+            raise RankError(f"in {self.name}: {value}")
+        return value
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        self.start(method, **arguments)
+        return self.result()
+
+    def log(self) -> str:
+        try:
+            return self.log_path.read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The end of the log without what Mooncake says about its start."""
+        return "\n".join([line for line in self.log().splitlines() if not MOONCAKE_CHATTER.match(line)][-lines:])
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._connection.close()
+        self.kill()
+
+
+def gather(calls: Sequence[tuple[RankProxy, str, Mapping[str, Any]]], timeout: float = CALL_TIMEOUT) -> list[Any]:
+    """Calls in many ranks at once, answers in order."""
+    for rank, method, arguments in calls:
+        rank.start(method, **arguments)
+    return [rank.result(timeout) for rank, _, _ in calls]
+
+
+class Nursery:
+    """One imported release, preloaded or not."""
+
+    def __init__(self, release: str, library: Optional[Path], scratch: Path) -> None:
+        self.release, self.library = release, library
+        self.folder = scratch / f"{release}-{'with' if library else 'bare'}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._numbers = itertools.count()
+        address = str(self.folder / "socket")
+        self._listener = Listener(address, family="AF_UNIX", backlog=64)
+        environment = {key: value for key, value in os.environ.items()
+                       if not key.startswith(("KVSPLICE_", "SGLANG_", "LD_PRELOAD"))}
+        environment.update(BASE_ENVIRONMENT)
+        path = self._ask("--print-path", release)
+        environment["PYTHONPATH"] = os.pathsep.join([path, str(TESTS)])
+        if library:
+            environment["LD_PRELOAD"] = str(library)
+            environment.update(LIBRARY_ENVIRONMENT)
+        self._log = (self.folder / "nursery.log").open("w")
+        self._process = subprocess.Popen(
+            [self._ask("--print-python"), "-m", "harness.nursery", address], cwd=TESTS, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1)
+        self._is_ready = False
+
+    @staticmethod
+    def _ask(*arguments: str) -> str:
+        return subprocess.run([str(ROOT / "scripts" / "environment"), *arguments], check=True, stdout=subprocess.PIPE,
+                              text=True).stdout.strip()
+
+    def wait(self) -> None:
+        if self._is_ready:
+            return
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != "ready":
+            raise RankError(f"SGLang {self.release} cannot be imported:\n"
+                            + (self.folder / "nursery.log").read_text()[-3000:])
+        self._is_ready = True
+
+    def rank(self, name: str) -> RankProxy:
+        self.wait()
+        log = self.folder / f"{next(self._numbers):04d}-{name}.log"
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{name} {log}\n")
+        connection = self._listener.accept()
+        answered, pid = connection.recv()
+        if answered != name:
+            raise RankError(f"{answered} came where {name} was expected")
+        return RankProxy(name, connection, pid, log)
+
+    def close(self) -> None:
+        if self._process.stdin:
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._listener.close()
+        self._log.close()
+
+
+class Nurseries:
+    """The nurseries of a run, started when first wanted (or ahead of that with prepare)."""
+
+    def __init__(self, library: Optional[Path]) -> None:
+        self.library = library
+        self.scratch = Path(tempfile.mkdtemp(prefix="kvsplice-sglang-"))
+        self._all: dict[tuple[str, bool], Nursery] = {}
+
+    def prepare(self, release: str, preloaded: bool) -> Nursery:
+        key = (release, preloaded)
+        if key not in self._all:
+            if preloaded and self.library is None:
+                raise RankError("there is no library to preload")
+            self._all[key] = Nursery(release, self.library if preloaded else None, self.scratch)
+        return self._all[key]
+
+    def close(self, keep: bool = False) -> None:
+        for nursery in self._all.values():
+            nursery.close()
+        self._all.clear()
+        if not keep:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+@dataclass
+class Request:
+    """One prompt: its pages on both sides of each pool, and its metadata rows."""
+    room: int
+    tokens: int
+    sources: list[list[int]]
+    targets: list[list[int]]
+    first_pages: list[int]
+    source_row: int
+    target_row: int
+    chunk_pages: int = 0        # 0: one chunk
+    prefill_group: int = 0      # data-parallel group on either side
+    decode_group: int = 0
+
+    def chunks(self) -> list[list[int]]:
+        pages = self.sources[0]
+        step = self.chunk_pages or max(1, len(pages))
+        return [pages[start:start + step] for start in range(0, len(pages), step)] or [[]]
+
+
+@dataclass
+class FleetConfig:
+    release: str
+    shape: Shape
+    prefill_tp: int
+    decode_tp: int
+    prefill_library: bool = True
+    decode_library: bool = True
+    connector: str = "mooncake"
+    tokens: int = 1000              # room for requests of so many
+    requests: int = 1
+    prefill_dp: int = 1
+    decode_dp: int = 1
+    prefill_environment: Mapping[str, str] = field(default_factory=dict)
+    decode_environment: Mapping[str, str] = field(default_factory=dict)
+    prefill_shape: Optional[Shape] = None   # where the sides disagree
+    prefill_dtype: str = ""
+    decode_dtype: str = ""
+    pages: Optional[Sequence[int]] = None
+    reserve_only: bool = False
+    record_calls: bool = False
+    record_messages: bool = False
+
+
+class Fleet:
+    """A bootstrap server, P prefill ranks and D decode ranks."""
+
+    def __init__(self, nurseries: Nurseries, config: FleetConfig, seed: int = 1) -> None:
+        self.config = config
+        self.random = random.Random(seed)
+        self._rooms = itertools.count(self.random.randrange(1 << 40))
+        shape = config.shape
+        spare = 5
+        self.pages = list(config.pages) if config.pages else [
+            config.requests * pool.page_count(config.tokens, shape.page_size) + spare for pool in shape.pools]
+        self._free = {role: [self._shuffled(count) for count in self.pages] for role in (PREFILL, DECODE)}
+        self._rows = {role: self._shuffled(AUX_ROWS) for role in (PREFILL, DECODE)}
+        self.bootstrap: Optional[RankProxy] = None
+        self.prefill: list[RankProxy] = []
+        self.decode: list[RankProxy] = []
+        try:
+            self._start(nurseries)
+        except BaseException:
+            self.close()
+            raise
+
+    def _shuffled(self, count: int) -> list[int]:
+        numbers = list(range(count))
+        self.random.shuffle(numbers)
+        return numbers
+
+    def _start(self, nurseries: Nurseries) -> None:
+        config = self.config
+        prefill = nurseries.prepare(config.release, config.prefill_library)
+        decode = nurseries.prepare(config.release, config.decode_library)
+        self.bootstrap = nurseries.prepare(config.release, config.prefill_library).rank("bootstrap")
+        port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
+        self.prefill = [prefill.rank(f"prefill{rank}") for rank in range(config.prefill_tp * config.prefill_dp)]
+        self.decode = [decode.rank(f"decode{rank}") for rank in range(config.decode_tp * config.decode_dp)]
+        calls: list[tuple[RankProxy, str, dict[str, Any]]] = []
+        for role, ranks, tp_size, dp_size, environment, dtype, shape in (
+                (PREFILL, self.prefill, config.prefill_tp, config.prefill_dp, config.prefill_environment,
+                 config.prefill_dtype, config.prefill_shape or config.shape),
+                (DECODE, self.decode, config.decode_tp, config.decode_dp, config.decode_environment,
+                 config.decode_dtype, config.shape)):
+            for number, rank in enumerate(ranks):
+                place = Topology(tp_size, number % tp_size, dp_size, number // tp_size)
+                calls.append((rank, "setup", {"config": RankConfig(
+                    role, place, shape, self.pages, port, config.connector, dict(environment), dtype,
+                    config.reserve_only, config.record_calls,
+                    config.record_messages and role == PREFILL)}))
+        self.info = gather(calls)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for rank in [*self.prefill, *self.decode, *([self.bootstrap] if self.bootstrap else [])]:
+            rank.close()
+
+    def prefill_ranks(self, request: Request) -> list[RankProxy]:
+        first = request.prefill_group * self.config.prefill_tp
+        return self.prefill[first:first + self.config.prefill_tp]
+
+    def decode_ranks(self, request: Request) -> list[RankProxy]:
+        first = request.decode_group * self.config.decode_tp
+        return self.decode[first:first + self.config.decode_tp]
+
+    # Requests
+
+    def request(self, tokens: int = 0, chunk_pages: int = 0, prefill_group: int = 0, decode_group: int = 0) -> Request:
+        tokens = tokens or self.config.tokens
+        shape = self.config.shape
+        counts = [pool.page_count(tokens, shape.page_size) for pool in shape.pools]
+
+        def take(role: str) -> list[list[int]]:
+            return [[free.pop() for _ in range(count)] for free, count in zip(self._free[role], counts)]
+
+        return Request(next(self._rooms), tokens, take(PREFILL), take(DECODE),
+                       [pool.first_page(tokens, shape.page_size) for pool in shape.pools],
+                       self._rows[PREFILL].pop(), self._rows[DECODE].pop(), chunk_pages, prefill_group, decode_group)
+
+    def give_back(self, request: Request) -> None:
+        for role, items, row in ((PREFILL, request.sources, request.source_row),
+                                 (DECODE, request.targets, request.target_row)):
+            for free, used in zip(self._free[role], items):
+                free.extend(used)
+            self._rows[role].append(row)
+
+    def find_prefill(self) -> None:
+        if not all(gather([(rank, "find_prefill", {}) for rank in self.decode])):
+            raise RankError("a decode rank does not find the prefill")
+
+    def fill(self, request: Request) -> None:
+        gather([(rank, "fill", {"room": request.room, "items": request.sources, "first_pages": request.first_pages,
+                                "aux_row": request.source_row}) for rank in self.prefill_ranks(request)])
+
+    def open(self, request: Request) -> None:
+        """Receivers and senders up to the point where the prefill knows the pages of every decode rank."""
+        decode, prefill = self.decode_ranks(request), self.prefill_ranks(request)
+        gather([(rank, "open_receiver", {"room": request.room, "prefill_dp_rank": request.prefill_group})
+                for rank in decode] + [(rank, "open_sender", {"room": request.room}) for rank in prefill])
+        gather([(rank, "send_metadata", {"room": request.room, "items": request.targets[0],
+                                         "aux_row": request.target_row, "states": request.targets[1:]})
+                for rank in decode])
+        for rank, found in zip(prefill, gather([(rank, "await_status", {
+                "rooms": [request.room], "least": WAITING, "timeout": 20.0}) for rank in prefill])):
+            outcome = found[request.room]
+            if outcome.status != WAITING:
+                raise RankError(f"{rank.name} did not hear from every decode rank: {outcome}")
+        gather([(rank, "init_sender", {"room": request.room, "pages": len(request.sources[0]),
+                                       "aux_row": request.source_row}) for rank in prefill])
+
+    def send(self, request: Request, chunks: Optional[slice] = None) -> float:
+        """Send these chunks (all) from every rank; returns the time at which the first one began."""
+        every = request.chunks()
+        begin = []
+        for number in range(len(every))[chunks or slice(None)]:
+            last = number == len(every) - 1
+            begin += gather([(rank, "send", {
+                "room": request.room, "items": every[number], "states": request.sources[1:] if last else None})
+                for rank in self.prefill_ranks(request)])
+        return min(begin)
+
+    def finish(self, requests: Sequence[Request], timeout: float = 30.0) -> dict[int, tuple[list[Outcome],
+                                                                                             list[Outcome]]]:
+        """Outcomes of each room: (prefill ranks, decode ranks)."""
+        calls = []
+        wanted: dict[str, list[int]] = {}
+        for request in requests:
+            for rank in [*self.prefill_ranks(request), *self.decode_ranks(request)]:
+                wanted.setdefault(rank.name, []).append(request.room)
+        ranks = {rank.name: rank for rank in [*self.prefill, *self.decode]}
+        for name, rooms in wanted.items():
+            calls.append((ranks[name], "await_end", {"rooms": rooms, "timeout": timeout}))
+        answers = dict(zip(wanted, gather(calls, timeout + CALL_TIMEOUT)))
+        return {request.room: ([answers[rank.name][request.room] for rank in self.prefill_ranks(request)],
+                               [answers[rank.name][request.room] for rank in self.decode_ranks(request)])
+                for request in requests}
+
+    def clear(self, request: Request) -> None:
+        gather([(rank, "clear", {"room": request.room})
+                for rank in [*self.prefill_ranks(request), *self.decode_ranks(request)]])
+
+    def run(self, requests: Sequence[Request], timeout: float = 30.0) -> None:
+        """Whole requests that must succeed."""
+        for request in requests:
+            self.fill(request)
+        for request in requests:
+            self.open(request)
+        for request in requests:
+            self.send(request)
+        for room, (senders, receivers) in self.finish(requests, timeout).items():
+            for side, outcomes in (("prefill", senders), ("decode", receivers)):
+                for number, outcome in enumerate(outcomes):
+                    if outcome.status != SUCCESS:
+                        raise RankError(f"room {room} on {side} rank {number}: status {outcome.status}, "
+                                        f"{outcome.text}\n{self.logs()}")
+
+    def problems(self, requests: Sequence[Request]) -> list[str]:
+        """Every byte of every rank: requests that must have arrived, and nothing else."""
+        calls = []
+        for index, rank in enumerate(self.decode):
+            holds = [(request.room, request.targets, request.first_pages, request.target_row)
+                     for request in requests if request.decode_group == index // self.config.decode_tp]
+            calls.append((rank, "check", {"holds": holds}))
+        return [f"{rank.name}: {problem}" for (rank, _, _), problems in zip(calls, gather(calls))
+                for problem in problems]
+
+    # What was logged
+
+    def logs(self, lines: int = 6) -> str:
+        return "\n".join(f"--- {rank.name}\n{rank.log_tail(lines)}" for rank in [*self.prefill, *self.decode])
+
+    def reports(self) -> Iterator[dict[str, str]]:
+        """The library's one line for each closed room of each decode rank, as its fields."""
+        pattern = re.compile(r"kvs_room_report: room (\d+) (\w+): (.*)")
+        for rank in self.decode:
+            for room, end, fields in pattern.findall(rank.log()):
+                found = dict(part.split("=", 1) for part in fields.split() if "=" in part)
+                yield {"rank": rank.name, "room": room, "end": end, **found}

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a prefill or decode server, in a process of its own, driven call by call."""
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional, Sequence
+
+from .context import HOST, Topology, enter, sender_arguments, use_private_mooncake_engine
+from .shapes import Shape
+
+PREFILL = "prefill"
+DECODE = "decode"
+CLASS_PREFIX = {"mooncake": "Mooncake", "nixl": "Nixl"}
+AUX_ROWS = 64
+AUX_BYTES = (64, 256)   # bytes of a row in each metadata buffer
+
+FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
+
+
+@dataclass
+class RankConfig:
+    role: str
+    place: Topology
+    shape: Shape
+    pages: Sequence[int]                # per pool
+    bootstrap_port: int
+    connector: str = "mooncake"
+    environment: dict[str, str] = field(default_factory=dict)
+    dtype: str = ""                     # instead of the shape's
+    reserve_only: bool = False          # see oracle.Buffer
+    record_calls: bool = False
+    record_messages: bool = False       # of decodes, as they came
+
+
+@dataclass
+class Outcome:
+    status: int
+    text: str           # why it failed
+    ended: float        # time.monotonic()
+    waited: float       # seconds
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the transfer engine: (buffer name, offset, length) of each source, raw destination addresses."""
+    sources: tuple[tuple[str, int, int], ...]
+    destinations: tuple[int, ...]
+
+
+class Rank:
+    """The methods that a driver calls by name; see nursery.serve."""
+
+    def __init__(self) -> None:
+        self.config: Optional[RankConfig] = None
+        self.manager: Any = None
+        self.components: list[list[Any]] = []
+        self.aux: list[Any] = []
+        self.rooms: dict[int, Any] = {}
+        self.calls: list[Call] = []
+        self.messages: list[tuple[str, list[bytes]]] = []
+
+    # What a server does at start
+
+    def serve_bootstrap(self, connector: str) -> int:
+        """Start SGLang's bootstrap server here; returns its port once it answers."""
+        import requests
+
+        module = importlib.import_module(f"sglang.srt.disaggregation.{connector}.conn")
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port: int = probe.getsockname()[1]
+        self.manager = getattr(module, f"{CLASS_PREFIX[connector]}KVBootstrapServer")(HOST, port)
+        for _ in range(500):
+            try:
+                if requests.get(f"http://{HOST}:{port}/health", timeout=1).status_code == 200:
+                    return port
+            except requests.ConnectionError:
+                pass
+            time.sleep(0.01)
+        raise RuntimeError("the bootstrap server does not answer")
+
+    def setup(self, config: RankConfig) -> dict[str, Any]:
+        os.environ.update(config.environment)
+        self.config = config
+        server_args = enter(config.place, config.bootstrap_port, config.shape.page_size)
+        self.module = importlib.import_module(f"sglang.srt.disaggregation.{config.connector}.conn")
+        prefix = CLASS_PREFIX[config.connector]
+        manager_class = getattr(self.module, f"{prefix}KVManager")
+        self.sender_class = getattr(self.module, f"{prefix}KVSender")
+        self.receiver_class = getattr(self.module, f"{prefix}KVReceiver")
+        if config.connector == "mooncake":
+            use_private_mooncake_engine(manager_class)
+        if config.record_messages:
+            for name in ("KVArgsRegisterInfo", "TransferInfo"):
+                self._record_messages(getattr(self.module, name))
+        from sglang.srt.disaggregation.utils import DisaggregationMode
+        mode = DisaggregationMode.PREFILL if config.role == PREFILL else DisaggregationMode.DECODE
+        self.manager = manager_class(self._kv_args(config), mode, server_args, False)
+        if config.record_calls:
+            self._record_calls()
+        return {"pid": os.getpid(), "session": str(getattr(self.manager, "get_session_id", lambda: "")()),
+                "port": self.manager.rank_port}
+
+    def _kv_args(self, config: RankConfig) -> Any:
+        import numpy as np
+        from sglang.srt.disaggregation.base.conn import KVArgs, StateType
+
+        from .oracle import CANARY, UNUSED, Buffer
+
+        place, shape = config.place, config.shape
+        fill = UNUSED if config.role == PREFILL else CANARY
+        for pool, pages in zip(shape.pools, config.pages):
+            first, heads = pool.heads_of(place.tp_size, place.tp_rank)
+            self.components.append([Buffer(pool, entry, pages, shape.page_size, first, heads, fill,
+                                           config.reserve_only) for entry in range(2 * pool.layers)])
+        self.aux = [np.full((AUX_ROWS, size), fill, dtype=np.uint8) for size in AUX_BYTES]
+        full, states = self.components[0], self.components[1:]
+        args = KVArgs()
+        args.engine_rank = place.global_rank if config.role == PREFILL else place.tp_rank
+        args.pp_rank, args.system_dp_rank, args.gpu_id = 0, 0, 0
+        args.ib_device = args.ib_traffic_class = args.rust_http_port = args.kv_layout = None
+        args.kv_cache_dtype_str = config.dtype or shape.dtype
+        args.page_size = shape.page_size
+        args.kv_data_ptrs = [buffer.address for buffer in full]
+        args.kv_data_lens = [buffer.size for buffer in full]
+        args.kv_item_lens = [buffer.item_len for buffer in full]
+        args.kv_layer_ids = []
+        args.aux_data_ptrs = [int(rows.ctypes.data) for rows in self.aux]
+        args.aux_data_lens = [int(rows.nbytes) for rows in self.aux]
+        args.aux_item_lens = [int(rows.shape[1]) for rows in self.aux]
+        args.state_types = [StateType(pool.kind) for pool in shape.pools[1:]]
+        args.state_data_ptrs = [[buffer.address for buffer in state] for state in states]
+        args.state_data_lens = [[buffer.size for buffer in state] for state in states]
+        args.state_item_lens = [[buffer.item_len for buffer in state] for state in states]
+        for name in ("state_layer_ids", "state_dim_per_tensor", "state_slice_outer_counts",
+                     "state_conv_shard_groups"):
+            setattr(args, name, [[] for _ in states])
+        args.is_hybrid_mla_backend = False
+        args.swa_kv_cache_layout = "nhd"
+        args.prefill_start_layer, args.prefill_end_layer = 0, None
+        args.mla_compression_ratios = None
+        args.num_draft_entries = 0
+        args.kv_head_num = shape.pools[0].heads_of(place.tp_size, place.tp_rank)[1]
+        args.total_kv_head_num = shape.pools[0].heads
+        return args
+
+    def _record_calls(self) -> None:
+        engine = self.manager.engine
+        send: Callable[..., int] = engine.batch_transfer_sync
+        buffers = [(f"component {number} buffer {buffer.entry}", buffer.address, buffer.size)
+                   for number, component in enumerate(self.components) for buffer in component]
+        buffers += [(f"metadata {number}", int(rows.ctypes.data), int(rows.nbytes))
+                    for number, rows in enumerate(self.aux)]
+
+        def name(address: int, length: int) -> tuple[str, int, int]:
+            for label, start, size in buffers:
+                if start <= address < start + size:
+                    return label, address - start, length
+            return "elsewhere", address, length
+
+        def batch_transfer_sync(session: str, sources: Sequence[int], destinations: Sequence[int],
+                                lengths: Sequence[int]) -> int:
+            self.calls.append(Call(tuple(map(name, sources, lengths)), tuple(destinations)))
+            return send(session, sources, destinations, lengths)
+
+        engine.batch_transfer_sync = batch_transfer_sync
+
+    def _record_messages(self, parser: Any) -> None:
+        parse = parser.from_zmq
+
+        def from_zmq(frames: list[bytes]) -> Any:
+            self.messages.append((parser.__name__, [bytes(frame) for frame in frames]))
+            return parse(frames)
+
+        parser.from_zmq = staticmethod(from_zmq)
+
+    # Messages between the sides
+
+    def take_messages(self) -> list[tuple[str, list[bytes]]]:
+        messages, self.messages = self.messages, []
+        return messages
+
+    def parse(self, parser: str, frames: Sequence[bytes]) -> str:
+        """What this release reads in a message, or how it fails."""
+        module = importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
+        try:
+            parsed = getattr(module, parser).from_zmq(list(frames))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        fields = {name: value.tolist() if hasattr(value, "tolist") else value
+                  for name, value in vars(parsed).items()}
+        return repr(sorted(fields.items(), key=lambda item: item[0]))
+
+    def send_raw(self, port: int, messages: Sequence[Sequence[bytes]]) -> None:
+        """Put these messages on a prefill rank's control socket."""
+        import zmq
+
+        with zmq.Context() as context, context.socket(zmq.PUSH) as peer:
+            peer.setsockopt(zmq.LINGER, 2000)
+            peer.connect(f"tcp://{HOST}:{port}")
+            for message in messages:
+                peer.send_multipart(list(message))
+
+    # Both roles
+
+    def take_calls(self) -> list[Call]:
+        calls, self.calls = self.calls, []
+        return calls
+
+    def addresses(self) -> dict[str, tuple[int, int]]:
+        """Name -> (address, size) of everything registered, with the names that calls use."""
+        found = {f"component {number} buffer {buffer.entry}": (buffer.address, buffer.size)
+                 for number, component in enumerate(self.components) for buffer in component}
+        found.update({f"metadata {number}": (int(rows.ctypes.data), int(rows.nbytes))
+                      for number, rows in enumerate(self.aux)})
+        return found
+
+    def poll(self, room: int) -> int:
+        return int(self.rooms[room].poll())
+
+    def await_status(self, rooms: Sequence[int], least: int, timeout: float) -> dict[int, Outcome]:
+        """Poll as a scheduler does until each room has this status or more, or failed; else status -1."""
+        begin = time.monotonic()
+        found: dict[int, Outcome] = {}
+        while len(found) < len(rooms) and time.monotonic() - begin < timeout:
+            for room in rooms:
+                if room not in found:
+                    status = int(self.rooms[room].poll())
+                    if status == FAILED or status >= least:
+                        now = time.monotonic()
+                        found[room] = Outcome(status, self._why(room) if status == FAILED else "", now, now - begin)
+            time.sleep(0.001)
+        now = time.monotonic()
+        for room in rooms:
+            found.setdefault(room, Outcome(-1, f"still at status {self.poll(room)} after {timeout} s", now, timeout))
+        return found
+
+    def await_end(self, rooms: Sequence[int], timeout: float) -> dict[int, Outcome]:
+        return self.await_status(rooms, SUCCESS, timeout)
+
+    def _why(self, room: int) -> str:
+        try:
+            self.rooms[room].failure_exception()
+        except Exception as error:  # the releases raise different classes
+            return str(error)
+        return ""
+
+    def abort(self, room: int) -> None:
+        self.rooms[room].abort()
+
+    def clear(self, room: int) -> None:
+        self.rooms.pop(room).clear()
+
+    def threads(self) -> dict[str, int]:
+        """Living Python threads by the name of their function."""
+        count: dict[str, int] = {}
+        for thread in threading.enumerate():
+            name = getattr(getattr(thread, "_target", None), "__name__", thread.name)
+            count[name] = count.get(name, 0) + 1
+        return count
+
+    def preloaded(self) -> bool:
+        with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
+            return "libkvsplice" in maps.read()
+
+    # Prefill
+
+    def fill(self, room: int, items: Sequence[Sequence[int]], first_pages: Sequence[int], aux_row: int) -> None:
+        """Put the request's bytes in these pages of each pool."""
+        from . import oracle
+
+        for number, component in enumerate(self.components):
+            for buffer in component:
+                buffer.write(room, number, items[number], first_pages[number])
+        for number, rows in enumerate(self.aux):
+            rows[aux_row] = oracle.aux_row(room, number, rows.shape[1])
+
+    def open_sender(self, room: int) -> None:
+        assert self.config is not None
+        self.rooms[room] = self.sender_class(self.manager, f"{HOST}:{self.config.bootstrap_port}", room,
+                                             **sender_arguments(self.sender_class))
+
+    def init_sender(self, room: int, pages: int, aux_row: int) -> None:
+        self.rooms[room].init(pages, aux_row)
+
+    def send(self, room: int, items: Sequence[int], states: Optional[Sequence[Optional[Sequence[int]]]]) -> float:
+        """One chunk; states: per state component, with the last chunk. Returns the time."""
+        import numpy as np
+
+        lists = None if states is None else [None if one is None else np.array(one, dtype=np.int32)
+                                             for one in states]
+        begin = time.monotonic()
+        self.rooms[room].send(np.array(items, dtype=np.int32), lists)
+        return begin
+
+    def override(self, name: str, value: Any) -> None:
+        """Change what the manager believes of itself."""
+        setattr(self.manager, name, value)
+
+    def forget_page_size(self) -> None:
+        """Take the prefill's page size as unknown, as SGLang does when an older prefill does not say."""
+        common = importlib.import_module("sglang.srt.disaggregation.common.conn")
+        original = common.PrefillServerInfo
+
+        def info(**fields: Any) -> Any:
+            return original(**{**fields, "page_size": None})
+
+        setattr(common, "PrefillServerInfo", info)
+
+    def failed_sessions(self) -> list[str]:
+        return sorted(self.manager.failed_sessions)
+
+    # Decode
+
+    def find_prefill(self) -> bool:
+        """What a decode does before its first request: ask the bootstrap server for the prefill's topology."""
+        assert self.config is not None
+        for _ in range(200):
+            if self.manager.try_ensure_parallel_info(f"{HOST}:{self.config.bootstrap_port}"):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def open_receiver(self, room: int, prefill_dp_rank: int = 0) -> None:
+        assert self.config is not None
+        receiver = self.receiver_class(self.manager, f"{HOST}:{self.config.bootstrap_port}", room)
+        self.rooms[room] = receiver
+        receiver.init(prefill_dp_rank)
+
+    def send_metadata(self, room: int, items: Sequence[int], aux_row: int,
+                      states: Sequence[Optional[Sequence[int]]]) -> None:
+        import numpy as np
+
+        lists = [None if one is None else np.array(one, dtype=np.int32) for one in states]
+        self.rooms[room].send_metadata(np.array(items, dtype=np.int32), aux_index=aux_row, state_indices=lists)
+
+    def check(self, holds: Sequence[tuple[int, Sequence[Sequence[int]], Sequence[int], int]]) -> list[str]:
+        """holds: (room, items per pool, first page per pool, metadata row). Everything else must be the canary."""
+        from . import oracle
+
+        problems = []
+        for number, component in enumerate(self.components):
+            here = [(room, items[number], first[number]) for room, items, first, _ in holds]
+            for buffer in component:
+                problems += buffer.differences(number, here)
+        for number, rows in enumerate(self.aux):
+            aux_fill = oracle.UNUSED if self.config and self.config.role == PREFILL else oracle.CANARY
+            problem = oracle.check_aux(rows, number, [(room, row) for room, _, _, row in holds], aux_fill)
+            if problem:
+                problems.append(problem)
+        return problems
+
+    def scribble(self, component: int, items: Sequence[int], value: int) -> None:
+        """Another request's bytes in these pages."""
+        for buffer in self.components[component]:
+            buffer.data[list(items)] = value
+
+    def scribbled(self, component: int, items: Sequence[int], value: int) -> bool:
+        return all(bool((buffer.data[list(items)] == value).all()) for buffer in self.components[component])
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, 9)   # PR_SET_PDEATHSIG, SIGKILL
