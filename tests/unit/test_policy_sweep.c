@@ -27,7 +27,7 @@ static bool divides(uint32_t a, uint32_t b)
 /* Draw what the sweep does not enumerate. */
 static void draw_case(struct oracle_case *o, uint64_t *random)
 {
-	uint32_t cell;
+	uint64_t items;
 
 	o->page_size = test_random_in(random, 1, 128);
 	o->layers = test_random_in(random, 1, 3);
@@ -42,8 +42,8 @@ static void draw_case(struct oracle_case *o, uint64_t *random)
 		o->v_width = test_random_in(random, 1, 24);
 	o->seed = test_random(random);
 	for (;;) {
-		cell = o->page_size * o->heads * (o->k_width + o->v_width);
-		if ((uint64_t)cell * o->layers * (o->pages + o->spare) <= MAX_CASE_BYTES)
+		items = (uint64_t)o->layers * (o->pages + o->spare);
+		if (items * o->page_size * o->heads * (o->k_width + o->v_width) <= MAX_CASE_BYTES)
 			return;
 		if (o->pages > 2)
 			o->pages--;

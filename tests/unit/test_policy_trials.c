@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Failures that users reported in public, replayed with their numbers as far as the policy decides them. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -64,7 +65,7 @@ Test(policy_trials, A1_gpt_oss_sliding_window)
 		 * 4). */
 		cr_assert_eq(sum.copies, 36 * sum.plans);
 		if (o.prefill_tp == 1)
-			cr_assert_eq(sum.runs, 4 * 6912);
+			cr_assert_eq(sum.runs, 4ULL * 6912);
 	}
 	for (i = 0; i < 4; i++) {
 		struct kvs_split split = split_of(1, 0, 65536, 4, i, 16384, 64);
@@ -333,7 +334,7 @@ Test(policy_trials, A9_dtype_mismatch)
 		struct kvs_layout *decode = shape_kv(trials[i].d, 0, 64, 2, trials[i].dst_item, trials[i].dst_item, 4);
 		struct kvs_verdict verdict;
 
-		strcpy(decode->dtype, trials[i].dst_dtype);
+		(void)snprintf(decode->dtype, sizeof(decode->dtype), "%s", trials[i].dst_dtype);
 		kvs_policy_judge(prefill, decode, 0, true, &verdict);
 		if (i < 2) {
 			cr_assert_eq(verdict.refusal, KVS_REFUSE_DTYPE);
@@ -418,7 +419,7 @@ Test(policy_trials, A12_dp_attention_ranks)
 		o.seed = 7 + group;
 		oracle_run(&o, &sum);
 	}
-	cr_assert_eq(sum.plans, 2 * 4 * 8);
+	cr_assert_eq(sum.plans, 2ULL * 4 * 8);
 }
 
 /* Offsets past 2 GiB and 4 GiB, and a base address in the upper half. */

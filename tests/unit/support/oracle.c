@@ -33,7 +33,7 @@ struct world {
 
 static void *take(size_t size)
 {
-	void *p = malloc(size ? size : 1);
+	void *p = calloc(1, size ? size : 1);
 
 	cr_assert_not_null(p);
 	return p;
