@@ -291,6 +291,9 @@ class Fleet:
 
     # Requests
 
+    def new_room(self) -> int:
+        return next(self._rooms)
+
     def request(self, tokens: int = 0, chunk_pages: int = 0, prefill_group: int = 0, decode_group: int = 0) -> Request:
         tokens = tokens or self.config.tokens
         shape = self.config.shape
@@ -299,7 +302,7 @@ class Fleet:
         def take(role: str) -> list[list[int]]:
             return [[free.pop() for _ in range(count)] for free, count in zip(self._free[role], counts)]
 
-        return Request(next(self._rooms), tokens, take(PREFILL), take(DECODE),
+        return Request(self.new_room(), tokens, take(PREFILL), take(DECODE),
                        [pool.first_page(tokens, shape.page_size) for pool in shape.pools],
                        self._rows[PREFILL].pop(), self._rows[DECODE].pop(), chunk_pages, prefill_group, decode_group)
 

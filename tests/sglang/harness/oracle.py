@@ -8,10 +8,8 @@ from typing import Optional, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .shapes import Pool
+from .shapes import CANARY, Pool
 
-CANARY = 0xC5
-UNUSED = 0x3A       # prefill pages that nobody asked for
 GUARD = 4096
 
 Bytes = npt.NDArray[np.uint8]

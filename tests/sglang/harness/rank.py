@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Sequence
 
 from .context import HOST, Topology, enter, sender_arguments, use_private_mooncake_engine
-from .shapes import Shape
+from .shapes import CANARY, UNUSED, Shape
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -46,6 +46,17 @@ class Outcome:
     waited: float       # seconds
 
 
+@dataclass
+class Timing:
+    """One rank's part of a timed request; all times are time.monotonic(), which processes share."""
+    status: int
+    text: str
+    begin: float
+    end: float
+    step_begin: float       # of moving pages, on a prefill rank
+    step_end: float
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of the transfer engine: (buffer name, offset, length) of each source, raw destination addresses."""
@@ -64,6 +75,7 @@ class Rank:
         self.rooms: dict[int, Any] = {}
         self.calls: list[Call] = []
         self.messages: list[tuple[str, list[bytes]]] = []
+        self._steps: list[tuple[float, float]] = []
 
     # What a server does at start
 
@@ -111,7 +123,7 @@ class Rank:
         import numpy as np
         from sglang.srt.disaggregation.base.conn import KVArgs, StateType
 
-        from .oracle import CANARY, UNUSED, Buffer
+        from .oracle import Buffer
 
         place, shape = config.place, config.shape
         fill = UNUSED if config.role == PREFILL else CANARY
@@ -316,7 +328,52 @@ class Rank:
     def failed_sessions(self) -> list[str]:
         return sorted(self.manager.failed_sessions)
 
+    def whole_prefill(self, room: int, chunks: Sequence[Sequence[int]], states: Sequence[Sequence[int]],
+                      aux_row: int, timeout: float) -> Timing:
+        """A sender's whole life: wait for the decode's pages, send them, wait for the end."""
+        begin = time.monotonic()
+        self.open_sender(room)
+        ready = self.await_status([room], WAITING, timeout)[room]
+        if ready.status != WAITING:
+            return Timing(ready.status, ready.text, begin, time.monotonic(), 0.0, 0.0)
+        self.init_sender(room, sum(map(len, chunks)), aux_row)
+        self._steps = []
+        sent = time.monotonic()
+        for number, items in enumerate(chunks):
+            self.send(room, items, states if number == len(chunks) - 1 else None)
+        end = self.await_end([room], timeout)[room]
+        if end.status == SUCCESS:
+            self.clear(room)
+        step = (min(start for start, _ in self._steps), max(stop for _, stop in self._steps)) if self._steps else (
+            sent, end.ended)
+        return Timing(end.status, end.text, begin, end.ended, *step)
+
+    def time_steps(self) -> None:
+        """Note when the manager's own moving of pages begins and ends, where its calls wait for that."""
+        for name in ("send_kvcache", "send_kvcache_slice", "maybe_send_extra"):
+            setattr(self.manager, name, self._timed(getattr(self.manager, name)))
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            start = time.monotonic()
+            try:
+                return method(*arguments, **named)
+            finally:
+                self._steps.append((start, time.monotonic()))
+        return timed
+
     # Decode
+
+    def whole_decode(self, room: int, items: Sequence[int], states: Sequence[Sequence[int]], aux_row: int,
+                     timeout: float) -> Timing:
+        """A receiver's whole life, from asking for the pages to having them."""
+        self.open_receiver(room)
+        begin = time.monotonic()
+        self.send_metadata(room, items, aux_row, states)
+        end = self.await_end([room], timeout)[room]
+        if end.status == SUCCESS:
+            self.clear(room)
+        return Timing(end.status, end.text, begin, end.ended, 0.0, 0.0)
 
     def find_prefill(self) -> bool:
         """What a decode does before its first request: ask the bootstrap server for the prefill's topology."""
@@ -350,7 +407,7 @@ class Rank:
             for buffer in component:
                 problems += buffer.differences(number, here)
         for number, rows in enumerate(self.aux):
-            aux_fill = oracle.UNUSED if self.config and self.config.role == PREFILL else oracle.CANARY
+            aux_fill = UNUSED if self.config and self.config.role == PREFILL else CANARY
             problem = oracle.check_aux(rows, number, [(room, row) for room, _, _, row in holds], aux_fill)
             if problem:
                 problems.append(problem)
@@ -360,6 +417,10 @@ class Rank:
         """Another request's bytes in these pages."""
         for buffer in self.components[component]:
             buffer.data[list(items)] = value
+
+    def scribble_aux(self, row: int) -> None:
+        for rows in self.aux:
+            rows[row] = CANARY
 
     def scribbled(self, component: int, items: Sequence[int], value: int) -> bool:
         return all(bool((buffer.data[list(items)] == value).all()) for buffer in self.components[component])

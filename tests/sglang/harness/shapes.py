@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 KV = "kv"
 SWA = "swa"
+CANARY = 0xC5       # decode memory that nothing was written to
+UNUSED = 0x3A       # prefill pages that nobody asked for
 
 
 @dataclass(frozen=True)
