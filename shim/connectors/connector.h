@@ -11,8 +11,9 @@
 #include "../python/api.h"
 
 enum kvs_method_kind {
-	KVS_METHOD,      /* called as self.method(...): the replacement's first argument is self */
-	KVS_CLASSMETHOD, /* called as cls.method(...): the replacement's first argument is the class */
+	KVS_METHOD,        /* called as self.method(...): the replacement's first argument is self */
+	KVS_CLASSMETHOD,   /* called as cls.method(...): the replacement's first argument is the class */
+	KVS_METHOD_IF_ANY, /* as KVS_METHOD; a class without the method fits as well and stays without it */
 };
 
 struct kvs_method {
@@ -20,7 +21,8 @@ struct kvs_method {
 	const char *name;
 	enum kvs_method_kind kind;
 	/* Parameter names the original must start with, space-separated, "self" or "cls" included. More parameters are
-	 * accepted when they have defaults, or without any condition when the list ends in "...". */
+	 * accepted when they have defaults, or without any condition when the list ends in "...". Several such lists,
+	 * separated by '|', are alternatives: the shapes of different releases. */
 	const char *parameters;
 	KvsPyObject *(*replacement)(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs);
 	/* Set by the hook before the replacement goes in: the unbound original (first definition along the MRO), a

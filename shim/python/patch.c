@@ -16,7 +16,7 @@ struct change {
 	KvsPyObject *leaf;       /* the class that the table names */
 	KvsPyObject *own;        /* the entry in its __dict__ before the change; NULL: it inherits the method */
 	KvsPyObject *original;   /* unbound */
-	KvsPyObject *descriptor; /* ours */
+	KvsPyObject *descriptor; /* ours; NULL in a plan that fits: there is no such method, and need not be */
 	bool set;
 };
 
@@ -55,22 +55,23 @@ static KvsPyObject *first_definition(KvsPyObject *class_object, const char *name
 	return entry;
 }
 
-/* Is the entry a classmethod object? Only those have a function under __func__ and belong to no instance. */
-static bool is_classmethod(KvsPyObject *entry)
+/* Is the entry an object of the built-in class of this name? */
+static bool is_a(KvsPyObject *entry, const char *type_name)
 {
 	char name[32];
 	KvsPyObject *type = kvs_py.PyObject_Type(entry);
-	bool yes = kvs_py_attr_text(type, "__name__", name, sizeof name) && strcmp(name, "classmethod") == 0;
+	bool yes = kvs_py_attr_text(type, "__name__", name, sizeof name) && strcmp(name, type_name) == 0;
 	kvs_py.Py_DecRef(type);
 	return yes;
 }
 
+/* What is called with self (or the class) in front. New; NULL with text when the definition is of another kind. */
 static KvsPyObject *unbound(const struct kvs_method *method, KvsPyObject *definition, struct kvs_text *text)
 {
-	bool class_method = is_classmethod(definition);
-	if (class_method != (method->kind == KVS_CLASSMETHOD)) {
-		kvs_text_set(text, "%s.%s is %s class method", method->class_name, method->name,
-		             class_method ? "a" : "no");
+	bool class_method = is_a(definition, "classmethod");
+	if (is_a(definition, "staticmethod") || class_method != (method->kind == KVS_CLASSMETHOD)) {
+		kvs_text_set(text, "%s.%s is %s", method->class_name, method->name,
+		             method->kind == KVS_CLASSMETHOD ? "no class method" : "no method of instances");
 		return NULL;
 	}
 	if (class_method)
@@ -105,6 +106,8 @@ static bool plan_change(struct change *change, KvsPyObject *module, struct kvs_t
 	}
 	change->own = dict_entry(change->leaf, method->name);
 	KvsPyObject *definition = first_definition(change->leaf, method->name);
+	if (!definition && method->kind == KVS_METHOD_IF_ANY)
+		return true;
 	if (!definition) {
 		kvs_text_set(text, "class %s has no method %s", method->class_name, method->name);
 		return false;
@@ -180,6 +183,8 @@ static void chain(struct change *change)
 
 static bool apply(struct change *change)
 {
+	if (!change->descriptor)
+		return true;
 	chain(change);
 	publish(change->method->original_p, change->original);
 	publish(change->method->class_p, change->leaf);

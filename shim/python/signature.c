@@ -3,9 +3,10 @@
 
 #include <string.h>
 
-#define ANY_MORE     "..."
-#define NAME_SIZE    128
-#define MOST_WRAPPED 16 /* decorators on one function; more is a cycle */
+#define ANY_MORE        "..."
+#define NAME_SIZE       128
+#define MOST_PARAMETERS 512 /* characters of one list of names */
+#define MOST_WRAPPED    16  /* decorators on one function; more is a cycle */
 
 /* What lies under the decorators. New; NULL: no Python function. */
 static KvsPyObject *innermost(KvsPyObject *function)
@@ -103,13 +104,51 @@ static bool code_fits(KvsPyObject *function, KvsPyObject *code, const char *para
 	return ok;
 }
 
+/* The lists of alternatives one after the other, each copied out, since it is read as a whole string. */
+static bool any_fits(KvsPyObject *function, KvsPyObject *code, const char *alternatives, struct kvs_text *text)
+{
+	char one[MOST_PARAMETERS];
+	bool ok = false;
+	for (const char *at = alternatives; !ok && *at;) {
+		size_t size = strcspn(at, "|");
+		if (size >= sizeof one) {
+			kvs_text_set(text, "is expected with more parameters than can be compared");
+			return false;
+		}
+		memcpy(one, at, size);
+		one[size] = '\0';
+		ok = code_fits(function, code, one, text);
+		at += size + (at[size] == '|');
+	}
+	return ok;
+}
+
 bool kvs_signature_fits(KvsPyObject *function, const char *parameters, struct kvs_text *text)
 {
 	kvs_text_set(text, "is no Python function");
 	KvsPyObject *inner = innermost(function);
 	KvsPyObject *code = kvs_py_attr(inner, "__code__");
-	bool ok = code && code_fits(inner, code, parameters, text);
+	bool ok = code && any_fits(inner, code, parameters, text);
 	kvs_py.Py_DecRef(code);
 	kvs_py.Py_DecRef(inner);
 	return ok;
+}
+
+ssize_t kvs_signature_index(KvsPyObject *function, const char *name)
+{
+	int64_t count = 0;
+	ssize_t found = -1;
+	KvsPyObject *inner = innermost(function);
+	KvsPyObject *code = kvs_py_attr(inner, "__code__");
+	KvsPyObject *names = code ? kvs_py_attr(code, "co_varnames") : NULL;
+	if (names && kvs_py_attr_i64(code, "co_argcount", &count)) {
+		char actual[NAME_SIZE];
+		for (int64_t i = 0; found < 0 && i < count; i++)
+			if (name_at(names, i, actual, sizeof actual) && strcmp(actual, name) == 0)
+				found = (ssize_t)i;
+	}
+	kvs_py.Py_DecRef(names);
+	kvs_py.Py_DecRef(code);
+	kvs_py.Py_DecRef(inner);
+	return found;
 }
