@@ -83,7 +83,7 @@ def forks_among_threads(context: Context) -> None:
     """a thousand forks of a process with busy threads, each child using the patched class"""
     lay(context)
     result = python(context, """
-        import os, sys, threading, warnings
+        import os, sys, threading, time, warnings
         warnings.simplefilter("ignore")
         import kvs_fixture.conn as conn
         stop = False
@@ -91,8 +91,8 @@ def forks_among_threads(context: Context) -> None:
             while not stop:
                 conn.Manager().send(1, 2, 3)
                 sys.audit("kvs.test", 1)
+                time.sleep(0.0005)
         threads = [threading.Thread(target=busy, daemon=True) for _ in range(15)]
-        sys.setswitchinterval(0.00002)
         for thread in threads: thread.start()
         bad = 0
         for _ in range(1000):
