@@ -32,18 +32,28 @@ static uint64_t wild(uint64_t sane)
 
 	if (!chance(200))
 		return sane;
-	return chance(2) ? edges[draw(0, 7)] : test_random(&state) >> draw(0, 63);
+	if (chance(2))
+		return edges[draw(0, 7)];
+	sane = test_random(&state);
+	return sane >> draw(0, 63);
 }
 
 static void draw_component(struct kvs_layout *layout, uint32_t component, uint32_t kind, uint64_t heads)
 {
 	static const char *const types[] = {"kv", "swa", "block_scale", "minimax_index_k", "swa_ring", "mamba", "odd"};
 	uint64_t item = heads * layout->page_size * 8;
+	enum kvs_page_order order = KVS_ORDER_NHD;
+	uint32_t layers = 2;
 	uint32_t i;
 
-	shape_component(layout, component, types[chance(40) ? draw(0, 6) : kind % 7],
-	                (enum kvs_page_order)(chance(40) ? draw(0, 3) : 1), chance(40) ? draw(0, 3) : 2, item, item / 2,
-	                1);
+	/* One draw to a statement: the order within an expression is the compiler's. */
+	if (chance(40))
+		kind = draw(0, 6);
+	if (chance(40))
+		order = (enum kvs_page_order)draw(0, 3);
+	if (chance(40))
+		layers = draw(0, 3);
+	shape_component(layout, component, types[kind % 7], order, layers, item, item / 2, 1);
 	for (i = 0; i < layout->components[component].tensor_count; i++) {
 		struct kvs_tensor *t = &layout->components[component].tensors[i];
 
@@ -57,16 +67,20 @@ static void draw_component(struct kvs_layout *layout, uint32_t component, uint32
 
 static struct kvs_layout *draw_layout(uint32_t tp_size, uint32_t tp_rank, uint32_t page_size, uint32_t kind)
 {
-	struct kvs_layout *l = shape_layout((uint32_t)wild(tp_size), (uint32_t)wild(tp_rank), page_size, draw(1, 2));
+	struct kvs_layout *l = shape_layout(tp_size, tp_rank, page_size, draw(1, 2));
 	uint32_t i;
 
 	for (i = 0; i < l->component_count; i++)
 		draw_component(l, i, kind + i, shape_heads(16, tp_size));
+	l->tp_size = (uint32_t)wild(tp_size);
+	l->tp_rank = (uint32_t)wild(tp_rank);
 	l->page_size = (uint32_t)wild(page_size);
 	l->pp_size = chance(20) ? draw(0, 3) : 1;
 	l->pp_rank = chance(20) ? draw(0, 3) : 0;
-	if (chance(40))
-		l->dtype[draw(0, KVS_NAME_SIZE - 1)] = (char)draw(0, 255);
+	if (chance(40)) {
+		i = draw(0, KVS_NAME_SIZE - 1);
+		l->dtype[i] = (char)draw(0, 255);
+	}
 	if (chance(40))
 		l->head_rule = (enum kvs_head_rule)draw(0, 2);
 	if (chance(100))
@@ -87,7 +101,7 @@ static void plan_check(const struct kvs_layout *prefill, const struct kvs_layout
 	const struct kvs_component *dst = &decode->components[component];
 	struct kvs_plan_iter iter;
 	struct kvs_run run;
-	uint32_t steps = 0;
+	uint32_t steps;
 	uint32_t c;
 	uint32_t p;
 
@@ -109,10 +123,16 @@ static void plan_check(const struct kvs_layout *prefill, const struct kvs_layout
 		}
 	}
 	kvs_plan_seek(&iter, plan, plan->bytes ? test_random(&state) % plan->bytes : 0);
-	while (steps++ < 200 && kvs_plan_next(&iter, 1 + (test_random(&state) >> draw(0, 63)) / 2, &run))
+	for (steps = 0; steps < 200; steps++) {
+		uint64_t limit = test_random(&state);
+
+		limit = (limit >> draw(1, 63)) + 1;
+		if (!kvs_plan_next(&iter, limit, &run))
+			break;
 		if (!inside(&src->tensors[run.src_tensor], run.src, run.len) ||
 		    !inside(&dst->tensors[run.dst_tensor], run.dst, run.len))
 			cr_assert_fail("a run leaves its tensor");
+	}
 }
 
 static void refusal_check(const struct kvs_verdict *verdict)

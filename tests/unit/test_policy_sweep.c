@@ -11,7 +11,7 @@
 #define MAX_HEADS 64
 #define DRAWS     16 /* per shape and order: page size, layers, widths, item lists */
 /* Keeps a case small enough for thousands of them, yet well above one page of one head. */
-#define MAX_CASE_BYTES (96U * 1024)
+#define MAX_CASE_BYTES 98304
 
 struct tally {
 	uint64_t cases;

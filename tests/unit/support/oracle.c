@@ -213,10 +213,10 @@ static void world_free(struct world *w)
 	free(w->decode);
 }
 
-static void run_check(const struct world *w, const struct kvs_layout *layout, uint32_t tensor, uint64_t address,
+static void run_check(const struct world *w, const struct kvs_component *component, uint32_t tensor, uint64_t address,
                       uint64_t len, const char *side)
 {
-	const struct kvs_tensor *t = &layout->components[0].tensors[tensor];
+	const struct kvs_tensor *t = &component->tensors[tensor];
 
 	if (len && address >= t->address && len <= t->length && address - t->address <= t->length - len)
 		return;
@@ -253,8 +253,8 @@ static bool room_step(const struct world *w, const struct rank *p, const struct 
 
 	if (!kvs_plan_next(&room->iter, limit, &run))
 		return false;
-	run_check(w, p->layout, run.src_tensor, run.src, run.len, "prefill");
-	run_check(w, d->layout, run.dst_tensor, run.dst, run.len, "decode");
+	run_check(w, &p->layout->components[0], run.src_tensor, run.src, run.len, "prefill");
+	run_check(w, &d->layout->components[0], run.dst_tensor, run.dst, run.len, "decode");
 	/* The addresses are those of this process's own buffers, checked above. */
 	memcpy((void *)(uintptr_t)run.dst, (const void *)(uintptr_t)run.src, run.len);
 	room->bytes += run.len;
@@ -311,7 +311,7 @@ static void decode_check(const struct world *w, uint32_t rank, uint64_t bytes)
 		size_t size = pool_size(w, i, o->decode_tp);
 		size_t at = 0;
 
-		listed += d->layout->components[0].tensors[i].item_len * o->pages;
+		listed += size / w->items * o->pages;
 		if (!memcmp(d->tensors[i], d->expected[i], size))
 			continue;
 		while (d->tensors[i][at] == d->expected[i][at])
