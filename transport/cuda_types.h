@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The few types and constants of the CUDA Driver API that are used, with the driver's own layouts (version 12.0 of its
+ * interface). tests/cuda/check_types.c compares each with cuda.h where that is installed.
+ */
+#ifndef KVS_TRANSPORT_CUDA_TYPES_H
+#define KVS_TRANSPORT_CUDA_TYPES_H
+
+#include <stddef.h>
+
+/* Name here, value, name in cuda.h without its CU_ or CUDA_. */
+#define KVS_CU_CONSTANTS(X) \
+	X(KVS_CU_SUCCESS, 0, CUDA_SUCCESS) \
+	X(KVS_CU_ERROR_INVALID_VALUE, 1, CUDA_ERROR_INVALID_VALUE) \
+	X(KVS_CU_ERROR_NOT_READY, 600, CUDA_ERROR_NOT_READY) \
+	X(KVS_CU_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) \
+	X(KVS_CU_POINTER_CONTEXT, 1, CU_POINTER_ATTRIBUTE_CONTEXT) \
+	X(KVS_CU_POINTER_MEMORY_TYPE, 2, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) \
+	X(KVS_CU_POINTER_BUFFER_ID, 7, CU_POINTER_ATTRIBUTE_BUFFER_ID) \
+	X(KVS_CU_POINTER_IS_MANAGED, 8, CU_POINTER_ATTRIBUTE_IS_MANAGED) \
+	X(KVS_CU_POINTER_DEVICE_ORDINAL, 9, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) \
+	X(KVS_CU_POINTER_LEGACY_IPC, 10, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) \
+	X(KVS_CU_POINTER_RANGE_START, 11, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) \
+	X(KVS_CU_POINTER_RANGE_SIZE, 12, CU_POINTER_ATTRIBUTE_RANGE_SIZE) \
+	X(KVS_CU_POINTER_MAPPED, 13, CU_POINTER_ATTRIBUTE_MAPPED) \
+	X(KVS_CU_POINTER_HANDLE_TYPES, 14, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) \
+	X(KVS_CU_POINTER_MEMPOOL, 17, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) \
+	X(KVS_CU_POINTER_MAPPING_SIZE, 18, CU_POINTER_ATTRIBUTE_MAPPING_SIZE) \
+	X(KVS_CU_POINTER_MAPPING_BASE, 19, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR) \
+	X(KVS_CU_POINTER_BLOCK_ID, 20, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID) \
+	X(KVS_CU_MEMORYTYPE_HOST, 1, CU_MEMORYTYPE_HOST) \
+	X(KVS_CU_MEMORYTYPE_DEVICE, 2, CU_MEMORYTYPE_DEVICE) \
+	X(KVS_CU_MEMORYTYPE_UNIFIED, 4, CU_MEMORYTYPE_UNIFIED) \
+	X(KVS_CU_HANDLE_POSIX_FD, 1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) \
+	X(KVS_CU_HANDLE_FABRIC, 8, CU_MEM_HANDLE_TYPE_FABRIC) \
+	X(KVS_CU_LOCATION_DEVICE, 1, CU_MEM_LOCATION_TYPE_DEVICE) \
+	X(KVS_CU_ALLOCATION_PINNED, 1, CU_MEM_ALLOCATION_TYPE_PINNED) \
+	X(KVS_CU_ACCESS_READ, 1, CU_MEM_ACCESS_FLAGS_PROT_READ) \
+	X(KVS_CU_ACCESS_READWRITE, 3, CU_MEM_ACCESS_FLAGS_PROT_READWRITE) \
+	X(KVS_CU_IPC_LAZY_PEER_ACCESS, 1, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) \
+	X(KVS_CU_STREAM_NON_BLOCKING, 1, CU_STREAM_NON_BLOCKING) \
+	X(KVS_CU_EVENT_BLOCKING_SYNC, 1, CU_EVENT_BLOCKING_SYNC) \
+	X(KVS_CU_EVENT_DISABLE_TIMING, 2, CU_EVENT_DISABLE_TIMING) \
+	X(KVS_CU_HOSTALLOC_PORTABLE, 1, CU_MEMHOSTALLOC_PORTABLE) \
+	X(KVS_CU_HOSTALLOC_DEVICEMAP, 2, CU_MEMHOSTALLOC_DEVICEMAP) \
+	X(KVS_CU_CAPTURE_MODE_GLOBAL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL) \
+	X(KVS_CU_CAPTURE_MODE_RELAXED, 2, CU_STREAM_CAPTURE_MODE_RELAXED) \
+	X(KVS_CU_DEVICE_MULTIPROCESSORS, 16, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) \
+	X(KVS_CU_DEVICE_MAX_PITCH, 11, CU_DEVICE_ATTRIBUTE_MAX_PITCH)
+
+enum kvs_cu_constant {
+#define X(name, value, theirs) name = (value),
+	KVS_CU_CONSTANTS(X)
+#undef X
+};
+
+#define KVS_CU_UUID_SIZE       16
+#define KVS_CU_IPC_HANDLE_SIZE 64
+
+struct kvs_cu_uuid {
+	char bytes[KVS_CU_UUID_SIZE];
+};
+
+struct kvs_cu_ipc_handle {
+	char bytes[KVS_CU_IPC_HANDLE_SIZE];
+};
+
+struct kvs_cu_location {
+	unsigned type;
+	int id;
+};
+
+struct kvs_cu_access {
+	struct kvs_cu_location location;
+	unsigned flags;
+};
+
+struct kvs_cu_allocation_prop {
+	unsigned type;
+	unsigned handle_types;
+	struct kvs_cu_location location;
+	void *win32;
+	unsigned char compression;
+	unsigned char rdma_capable;
+	unsigned short usage;
+	unsigned char reserved[4];
+};
+
+struct kvs_cu_memcpy2d {
+	size_t src_x;
+	size_t src_y;
+	unsigned src_type;
+	const void *src_host;
+	unsigned long long src_device;
+	void *src_array;
+	size_t src_pitch;
+	size_t dst_x;
+	size_t dst_y;
+	unsigned dst_type;
+	void *dst_host;
+	unsigned long long dst_device;
+	void *dst_array;
+	size_t dst_pitch;
+	size_t width;
+	size_t height;
+};
+
+#endif
