@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "copy.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* 16 bytes at any address: what every machine of ours moves in one instruction. */
+typedef uint8_t chunk16 __attribute__((vector_size(16), aligned(1), may_alias));
+
+/*
+ * Runs of one head of one token are 128 bytes to 1 KiB: there the call of memcpy and its choice by length cost as much
+ * as the bytes. n is a constant wherever this is inlined.
+ */
+static inline __attribute__((always_inline)) void copy_fixed(uint8_t *to, const uint8_t *from, size_t n)
+{
+	for (size_t i = 0; i < n; i += 128) {
+		chunk16 v[8];
+		for (unsigned j = 0; j < 8; j++)
+			v[j] = *(const chunk16 *)(const void *)(from + i + (size_t)j * 16);
+		for (unsigned j = 0; j < 8; j++)
+			*(chunk16 *)(void *)(to + i + (size_t)j * 16) = v[j];
+	}
+}
+
+static inline __attribute__((always_inline)) void copy_many(uint8_t *to, const uint8_t *from, uint64_t to_stride,
+                                                            uint64_t from_stride, uint64_t count, size_t n)
+{
+	for (; count > 0; count--) {
+		copy_fixed(to, from, n);
+		to += to_stride;
+		from += from_stride;
+	}
+}
+
+static void copy_blocks(uint8_t *to, const uint8_t *from, uint64_t to_stride, uint64_t from_stride, uint64_t count,
+                        uint64_t block_len)
+{
+	if (to_stride == block_len && from_stride == block_len) {
+		memcpy(to, from, count * block_len);
+		return;
+	}
+	switch (block_len) {
+	case 128:
+		copy_many(to, from, to_stride, from_stride, count, 128);
+		return;
+	case 256:
+		copy_many(to, from, to_stride, from_stride, count, 256);
+		return;
+	case 512:
+		copy_many(to, from, to_stride, from_stride, count, 512);
+		return;
+	case 1024:
+		copy_many(to, from, to_stride, from_stride, count, 1024);
+		return;
+	default:
+		for (; count > 0; count--) {
+			memcpy(to, from, block_len);
+			to += to_stride;
+			from += from_stride;
+		}
+	}
+}
+
+static uint8_t *at(uint64_t address)
+{
+	return (uint8_t *)(uintptr_t)address;
+}
+
+/* The strided place of a cursor on one side. */
+static uint64_t place(const struct kvs_copy *copy, const struct kvs_plan *plan, const struct kvs_cursor *cursor,
+                      enum kvs_side side)
+{
+	const struct kvs_item_pair *pair = &plan->pairs[cursor->pair];
+	if (side == KVS_SIDE_SOURCE)
+		return copy->src_base + pair->src * copy->src_item_stride + cursor->block * copy->src_block_stride;
+	return copy->dst_base + pair->dst * copy->dst_item_stride + cursor->block * copy->dst_block_stride;
+}
+
+static void advance(const struct kvs_plan *plan, struct kvs_cursor *cursor, uint64_t blocks)
+{
+	cursor->offset = 0;
+	cursor->block += blocks;
+	if (cursor->block < plan->copies[cursor->copy].block_count)
+		return;
+	cursor->block = 0;
+	if (++cursor->pair < plan->pair_count)
+		return;
+	cursor->pair = 0;
+	cursor->copy++;
+}
+
+static inline __attribute__((always_inline)) size_t walk(const struct kvs_plan *plan, struct kvs_cursor *cursor,
+                                                         uint8_t *linear, size_t size, enum kvs_side side)
+{
+	size_t left = size;
+	while (left > 0 && plan->pair_count > 0 && cursor->copy < plan->copy_count) {
+		const struct kvs_copy *copy = &plan->copies[cursor->copy];
+		uint8_t *strided = at(place(copy, plan, cursor, side));
+		uint64_t stride = side == KVS_SIDE_SOURCE ? copy->src_block_stride : copy->dst_block_stride;
+		uint64_t blocks = cursor->offset == 0 ? left / copy->block_len : 0;
+		if (blocks > 0) {
+			if (blocks > copy->block_count - cursor->block)
+				blocks = copy->block_count - cursor->block;
+			if (side == KVS_SIDE_SOURCE)
+				copy_blocks(linear, strided, copy->block_len, stride, blocks, copy->block_len);
+			else
+				copy_blocks(strided, linear, stride, copy->block_len, blocks, copy->block_len);
+			linear += blocks * copy->block_len;
+			left -= blocks * copy->block_len;
+			advance(plan, cursor, blocks);
+			continue;
+		}
+		/* A block that begins or ends outside this piece. */
+		uint64_t part = copy->block_len - cursor->offset;
+		if (part > left)
+			part = left;
+		if (side == KVS_SIDE_SOURCE)
+			memcpy(linear, strided + cursor->offset, part);
+		else
+			memcpy(strided + cursor->offset, linear, part);
+		linear += part;
+		left -= part;
+		cursor->offset += part;
+		if (cursor->offset == copy->block_len)
+			advance(plan, cursor, 1);
+	}
+	return size - left;
+}
+
+size_t kvs_copy_pack(const struct kvs_plan *plan, struct kvs_cursor *cursor, void *linear_p, size_t size)
+{
+	return walk(plan, cursor, linear_p, size, KVS_SIDE_SOURCE);
+}
+
+size_t kvs_copy_unpack(const struct kvs_plan *plan, struct kvs_cursor *cursor, const void *linear, size_t size)
+{
+	/* Only read from: walk serves both directions with one pointer. */
+	return walk(plan, cursor, (uint8_t *)(uintptr_t)linear, size, KVS_SIDE_DESTINATION);
+}
+
+bool kvs_copy_guard(const struct kvs_plan *plan, enum kvs_side side, const struct kvs_layout *layout,
+                    uint32_t component, struct kvs_text *text)
+{
+	bool source = side == KVS_SIDE_SOURCE;
+	uint32_t last = 0;
+	for (uint32_t i = 0; i < plan->pair_count; i++) {
+		uint32_t item = source ? plan->pairs[i].src : plan->pairs[i].dst;
+		last = item > last ? item : last;
+	}
+	for (uint32_t i = 0; i < plan->copy_count; i++) {
+		const struct kvs_copy *copy = &plan->copies[i];
+		uint32_t t = source ? copy->src_tensor : copy->dst_tensor;
+		uint64_t base = source ? copy->src_base : copy->dst_base, end = 0, blocks = 0;
+		bool wraps = component >= layout->component_count || copy->block_count == 0 || copy->block_len == 0 ||
+		             t >= layout->components[component].tensor_count;
+		wraps = wraps || __builtin_mul_overflow(source ? copy->src_item_stride : copy->dst_item_stride,
+		                                        (uint64_t)last, &end);
+		wraps = wraps || __builtin_mul_overflow(source ? copy->src_block_stride : copy->dst_block_stride,
+		                                        copy->block_count - 1, &blocks);
+		wraps = wraps || __builtin_add_overflow(end, blocks, &end) ||
+		        __builtin_add_overflow(end, copy->block_len, &end) || __builtin_add_overflow(end, base, &end);
+		const struct kvs_tensor *tensor = wraps ? NULL : &layout->components[component].tensors[t];
+		if (wraps || base < tensor->address || end - tensor->address > tensor->length) {
+			kvs_text_set(text,
+			             "component %" PRIu32 " tensor %" PRIu32
+			             ": the copy plan ends outside the registered memory",
+			             component, t);
+			return false;
+		}
+	}
+	return true;
+}
