@@ -48,7 +48,11 @@ void kvs_audit_block_clearing(void)
 {
 	if (!block)
 		return;
-	kvs_py.PyMem_GetAllocator(RAW_DOMAIN, &current);
+	struct kvs_py_allocator now;
+	kvs_py.PyMem_GetAllocator(RAW_DOMAIN, &now);
+	if (now.free == free_by_maker)
+		return; /* standing there already */
+	current = now;
 	if (current.free == maker.free && current.context == maker.context)
 		return;
 	struct kvs_py_allocator standing = current;
