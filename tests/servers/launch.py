@@ -36,6 +36,7 @@ class Spec:
     page_size: int = 1
     library: Optional[Path] = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
 
 
 def _cores(first: int, count: int) -> str:
@@ -51,7 +52,7 @@ def _other_models(spec: Spec) -> str:
 
 
 def _variables(spec: Spec, path: str, scratch: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() 
+    inherited = {name: value for name, value in os.environ.items()
                  if name not in ("LD_PRELOAD", "PYTHONDONTWRITEBYTECODE")}
     variables = {
         **inherited,
@@ -99,7 +100,7 @@ def _arguments(spec: Spec, port: int, bootstrap_port: int) -> list[str]:
     if spec.role == "decode" and _has_backup_option(spec.release):
         # The default backs retracted requests up in memory pinned with the CUDA runtime.
         arguments += ["--disaggregation-decode-retraction-backup", "cpu_tensor"]
-    return arguments
+    return [*arguments, *spec.arguments]
 
 
 class Server:
