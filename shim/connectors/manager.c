@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a connector manager's kv_args to a neutral layout, and its registration with the agent. */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -262,10 +261,14 @@ static struct kvs_layout *describe(KvsPyObject *manager, struct kvs_text *text)
 
 /* ---- registration ---- */
 
-static pthread_once_t configured = PTHREAD_ONCE_INIT;
+static bool configured;
 
-static void configure_agent(void)
+/* Once per process, with the interpreter lock held. */
+static void configure_agent(bool splice_equal_tp)
 {
+	if (configured)
+		return;
+	configured = true;
 	const struct kvs_options *options = kvs_options();
 	struct kvs_agent_config config = {
 	        .timeout_ms = (uint32_t)options->timeout_ms,
@@ -274,7 +277,7 @@ static void configure_agent(void)
 	        .listen = options->listen[0] ? options->listen : NULL,
 	        .secret_file = options->secret_file[0] ? options->secret_file : NULL,
 	        .stats_path = options->stats[0] ? options->stats : NULL,
-	        .splice_equal_tp = options->policy == KVS_POLICY_ALL,
+	        .splice_equal_tp = splice_equal_tp || options->policy == KVS_POLICY_ALL,
 	};
 	struct kvs_text text;
 	if (!kvs_agent_configure(&config, &text))
@@ -294,6 +297,38 @@ static void manager_destroy(KvsPyObject *capsule)
 	free(m);
 }
 
+/* Does a buffer of the component differ in length from the first one, or from the one that is its K? */
+static bool is_uneven(const struct kvs_component *c, bool from_first)
+{
+	uint32_t half = c->tensor_count / 2;
+	for (uint32_t i = 0; from_first && i < c->tensor_count; i++)
+		if (c->tensors[i].item_len != c->tensors[0].item_len)
+			return true;
+	for (uint32_t i = 0; i < half && c->tensor_count == 2 * half; i++)
+		if (c->tensors[i].item_len != c->tensors[half + i].item_len)
+			return true;
+	return false;
+}
+
+/* The components that the connector would send wrong at equal TP, as kvs_manager has them. */
+static uint32_t uneven_components(const struct kvs_layout *layout, uint32_t uneven)
+{
+	uint32_t bits = 0;
+	for (uint32_t c = 0; c < layout->component_count; c++) {
+		const struct kvs_state_row *row = kvs_state_find(layout->components[c].type);
+		bool kv = c == KVS_COMPONENT_KV;
+		if ((uneven & (kv ? KVS_UNEVEN_KV : KVS_UNEVEN_STATE)) && row && row->sharding == KVS_SHARD_HEADS &&
+		    is_uneven(&layout->components[c], kv))
+			bits |= UINT32_C(1) << c;
+	}
+	return bits;
+}
+
+bool kvs_sglang_splices_equal(const struct kvs_manager *m, uint32_t component)
+{
+	return component < KVS_MAX_COMPONENTS && (m->splice_equal >> component & 1);
+}
+
 /* The manager's role from disaggregation_mode, an enumeration whose value is "prefill" or "decode". */
 static bool role_of(KvsPyObject *manager, enum kvs_role *role_p)
 {
@@ -305,7 +340,7 @@ static bool role_of(KvsPyObject *manager, enum kvs_role *role_p)
 	return ok && (*role_p == KVS_ROLE_PREFILL || strcmp(mode, "decode") == 0);
 }
 
-void kvs_sglang_register(KvsPyObject *manager)
+void kvs_sglang_register(KvsPyObject *manager, uint32_t uneven)
 {
 	if (kvs_options()->policy == KVS_POLICY_OFF)
 		return;
@@ -314,7 +349,6 @@ void kvs_sglang_register(KvsPyObject *manager)
 		kvs_log(KVS_LOG_INFO, "this model's KV cache is not split over ranks (MLA): left to the connector");
 		return;
 	}
-	pthread_once(&configured, configure_agent);
 	struct kvs_text text = {""};
 	struct kvs_manager *m = calloc(1, sizeof *m);
 	char host[128] = "127.0.0.1";
@@ -325,8 +359,11 @@ void kvs_sglang_register(KvsPyObject *manager)
 		m->layout = describe(manager, &text);
 	else
 		kvs_text_set(&text, "out of memory");
-	if (m && m->layout)
+	if (m && m->layout) {
+		m->splice_equal = uneven_components(m->layout, uneven);
+		configure_agent(m->splice_equal != 0);
 		m->endpoint = kvs_endpoint_add(m->role, m->layout, host, &text);
+	}
 	if (!m || !m->endpoint) {
 		kvs_log(KVS_LOG_WARN, "this server stays on the connector's own path: %s", text.s);
 		if (m)

@@ -6,17 +6,11 @@
  * of a KV or state call; a non-zero send_aux fails one room, on both sides, and nothing else (the same in 0.5.12 to
  * 0.5.23). So every failure of ours marks the room, and send_aux of a marked room returns -1 instead of sending.
  */
-#include <stdio.h>
 #include <string.h>
 
-#include "../../policy/state.h"
-#include "../../transport/log.h"
-#include "../options.h"
 #include "bare.h"
 #include "connector.h"
-#include "rooms.h"
-#include "sglang.h"
-#include "splice.h"
+#include "prefill.h"
 
 /*
  * What is replaced, one row each: id, class, method, kind, parameters, where the class is kept. A row makes the pointer
@@ -24,7 +18,7 @@
  */
 #define REGISTRATION_TABLE(X) \
 	X(register_buffers, "MooncakeKVManager", "register_buffer_to_engine", KVS_METHOD, "self", &manager_class) \
-	X(deregister_buffers, "MooncakeKVManager", "deregister_buffer_to_engine", KVS_METHOD, "self", NULL)
+	X(deregister_buffers, "MooncakeKVManager", "deregister_buffer_to_engine", KVS_METHOD_IF_ANY, "self", NULL)
 
 #define PREFILL_TABLE(X) \
 	X(register_info, "KVArgsRegisterInfo", "from_zmq", KVS_CLASSMETHOD, "cls msg", &register_info_class) \
@@ -55,7 +49,6 @@
 	X(receiver_failure, "MooncakeKVReceiver", "failure_exception", KVS_METHOD, "self", NULL) \
 	X(receiver_clear, "MooncakeKVReceiver", "clear", KVS_METHOD, "self", NULL)
 
-static KvsPyObject *name_values; /* "values" */
 static KvsPyObject *manager_class, *register_info_class, *transfer_info_class, *sender_class, *receiver_class;
 
 #define X(id, class_name, name, kind, parameters, class_p) \
@@ -97,7 +90,7 @@ static KvsPyObject *replace_register_buffers(KvsPyObject *self, KvsPyObject *arg
 {
 	KvsPyObject *result = kvs_replaced_call(CALL(register_buffers));
 	if (result && kvs_py_is_exact(self, manager_class))
-		kvs_sglang_register(self);
+		kvs_sglang_register(self, 0);
 	return result;
 }
 
@@ -108,210 +101,52 @@ static KvsPyObject *replace_deregister_buffers(KvsPyObject *self, KvsPyObject *a
 	return kvs_replaced_call(CALL(deregister_buffers));
 }
 
-/* original(cls, message without our frame): the object, with frame_p filled where there was one. */
-static KvsPyObject *parse(const struct kvs_replaced *call, struct kvs_frame *frame_p)
-{
-	frame_p->size = 0;
-	KvsPyObject *message = kvs_py_argument(call->args, call->kwargs, 0, "msg");
-	KvsPyObject *rest = message ? kvs_sglang_take_frame(message, frame_p) : NULL;
-	if (!rest) {
-		frame_p->size = 0;
-		return kvs_replaced_call(call);
-	}
-	KvsPyObject *result = kvs_py.PyObject_CallFunctionObjArgs(call->original, call->self, rest, NULL);
-	kvs_py.Py_DecRef(rest);
-	return result;
-}
-
-/* On the bootstrap thread, which must neither fail nor wait: the record is stored, no more. */
 static KvsPyObject *replace_register_info(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	struct kvs_frame frame;
-	KvsPyObject *info = parse(CALL(register_info), &frame);
-	if (info && frame.size && kvs_py_is_exact(info, register_info_class))
-		kvs_splice_add_peer(info, &frame);
-	return info;
+	return kvs_prefill_register_info(CALL(register_info), "msg", register_info_class);
 }
 
 static KvsPyObject *replace_transfer_info(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	struct kvs_frame frame;
-	KvsPyObject *info = parse(CALL(transfer_info), &frame);
-	if (info && frame.size && kvs_py_is_exact(info, transfer_info_class))
-		kvs_splice_set_generation(info, &frame);
-	return info;
+	return kvs_prefill_transfer_info(CALL(transfer_info), "msg", transfer_info_class);
 }
 
 /* ---- sending ---- */
 
-/* manager.table[key], new; NULL when absent. */
-static KvsPyObject *looked_up(KvsPyObject *manager, const char *table, KvsPyObject *key)
+/* The KV calls name no room, but the destination rank and a slice of one room's list. */
+static KvsPyObject *send_kv(const struct kvs_replaced *call)
 {
-	KvsPyObject *dict = kvs_py_attr(manager, table);
-	KvsPyObject *value = dict && key ? kvs_py.PyObject_GetItem(dict, key) : NULL;
-	if (!value)
-		kvs_py.PyErr_Clear();
-	kvs_py.Py_DecRef(dict);
-	return value;
-}
-
-/*
- * The transfer info whose dst_kv_indices this array is a view of, new. The KV calls name no room, but their destination
- * list is a slice of exactly one room's array (transfer_worker, 0.5.12 to 0.5.23). NULL: not found.
- */
-static KvsPyObject *request_of(KvsPyObject *manager, KvsPyObject *session, KvsPyObject *dst_indices)
-{
-	KvsPyObject *rooms = kvs_py_attr(manager, "transfer_infos");
-	KvsPyObject *base = kvs_py_attr(dst_indices, "base");
-	KvsPyObject *snapshot = rooms ? kvs_py.PyObject_CallMethodObjArgs(rooms, name_values, NULL) : NULL;
-	KvsPyObject *list = snapshot ? kvs_py.PySequence_List(snapshot) : NULL;
-	KvsPyObject *found = NULL;
-	ssize_t count = list ? kvs_py.PyList_Size(list) : 0;
-	/* The newest room is the likeliest. */
-	for (ssize_t i = count - 1; !found && i >= 0; i--) {
-		KvsPyObject *request = kvs_py.PyObject_GetItem(kvs_py.PyList_GetItem(list, i), session);
-		KvsPyObject *indices = request ? kvs_py_attr(request, "dst_kv_indices") : NULL;
-		if (indices && (indices == base || indices == dst_indices)) {
-			found = request;
-			kvs_py.Py_IncRef(found);
-		}
-		kvs_py.PyErr_Clear();
-		kvs_py.Py_DecRef(indices);
-		kvs_py.Py_DecRef(request);
-	}
-	kvs_py.PyErr_Clear();
-	kvs_py.Py_DecRef(list);
-	kvs_py.Py_DecRef(snapshot);
-	kvs_py.Py_DecRef(base);
-	kvs_py.Py_DecRef(rooms);
-	return found;
-}
-
-/* Do K and V of this server's KV pool differ in length? Upstream's slicing takes one length for both. */
-static bool upstream_slices_kv(KvsPyObject *manager)
-{
-	struct kvs_manager *m = kvs_sglang_manager(manager);
-	const struct kvs_component *kv = m ? &m->layout->components[KVS_COMPONENT_KV] : NULL;
-	for (uint32_t i = 1; kv && i < kv->tensor_count; i++)
-		if (kv->tensors[i].item_len != kv->tensors[0].item_len)
-			return false;
-	return true;
-}
-
-static enum kvs_sent send_kv(KvsPyObject *manager, KvsPyObject *args, KvsPyObject *kwargs)
-{
-	KvsPyObject *session = kvs_py_argument(args, kwargs, 0, "mooncake_session_id");
+	KvsPyObject *session = kvs_prefill_argument(call, "mooncake_session_id");
 	struct kvs_send send = {
-	        .manager = manager,
-	        .component = KVS_COMPONENT_KV,
-	        .src_items = kvs_py_argument(args, kwargs, 1, "prefill_kv_indices"),
-	        .dst_items = kvs_py_argument(args, kwargs, 3, "dst_kv_indices"),
+	        .manager = call->self,
+	        .src_items = kvs_prefill_argument(call, "prefill_kv_indices"),
+	        .dst_items = kvs_prefill_argument(call, "dst_kv_indices"),
 	        .bare = &kvs_mooncake_bare,
 	};
-	if (!session || !send.src_items || !send.dst_items)
-		return KVS_SENT_STOCK;
-	send.info = looked_up(manager, "decode_kv_args_table", session);
-	if (!kvs_sglang_manager(manager)) {
-		kvs_splice_observe(manager, send.info);
-		kvs_py.Py_DecRef(send.info);
-		return KVS_SENT_STOCK;
-	}
-	send.request = send.info ? request_of(manager, session, send.dst_items) : NULL;
-	enum kvs_sent sent = KVS_SENT_STOCK;
-	if (send.request) {
-		sent = kvs_splice_send(&send);
-	} else if (send.info) {
-		static bool told;
-		if (!told)
-			kvs_log(KVS_LOG_WARN,
-			        "a KV chunk belongs to no room that is known: it is left to the connector");
-		told = true;
-	}
+	if (kvs_py_is_exact(call->self, manager_class))
+		send.info = kvs_prefill_peer(call->self, session);
+	enum kvs_sent sent = kvs_prefill_send_kv(&send, session);
 	kvs_py.Py_DecRef(send.request);
 	kvs_py.Py_DecRef(send.info);
-	return sent;
-}
-
-static KvsPyObject *zero_or(enum kvs_sent sent, const struct kvs_replaced *call)
-{
 	return sent == KVS_SENT_STOCK ? kvs_replaced_call(call) : kvs_py.PyLong_FromLongLong(0);
 }
 
 static KvsPyObject *replace_send_kvcache(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	enum kvs_sent sent = KVS_SENT_STOCK;
-	/* Equal TP: ours only when everything is. */
-	if (kvs_options()->policy == KVS_POLICY_ALL && kvs_py_is_exact(self, manager_class))
-		sent = send_kv(self, args, kwargs);
-	return zero_or(sent, CALL(send_kvcache));
+	return send_kv(CALL(send_kvcache));
 }
 
 static KvsPyObject *replace_send_kvcache_slice(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	enum kvs_sent sent = KVS_SENT_STOCK;
-	if (kvs_py_is_exact(self, manager_class) &&
-	    (kvs_options()->policy != KVS_POLICY_REFUSED || !upstream_slices_kv(self)))
-		sent = send_kv(self, args, kwargs);
-	return zero_or(sent, CALL(send_kvcache_slice));
+	return send_kv(CALL(send_kvcache_slice));
 }
 
-/* Policy "refused": does this release slice the component itself, and rightly? */
+/* Releases that slice the sliding-window pool by themselves have a method for it. */
 static bool upstream_slices_state(KvsPyObject *manager, const char *type)
 {
 	KvsPyObject *method = strcmp(type, "swa") == 0 ? kvs_py_attr(manager, "_send_swa_state_slice") : NULL;
 	kvs_py.Py_DecRef(method);
 	return method != NULL;
-}
-
-/* Is state component i of this call one that the library looks at? */
-static bool state_is_ours(KvsPyObject *manager, uint32_t index)
-{
-	char type[KVS_NAME_SIZE];
-	if (!kvs_sglang_state_type(manager, index, type))
-		return false;
-	const struct kvs_state_row *row = kvs_state_find(type);
-	if (!row || row->sharding == KVS_SHARD_OTHER)
-		return false;
-	return kvs_options()->policy != KVS_POLICY_REFUSED || !upstream_slices_state(manager, type);
-}
-
-/*
- * Send what is ours of a request's state and strike it from rest (a copy of prefill_state_indices): every release skips
- * a component whose entry is None. Returns whether anything is left for the original.
- */
-static bool send_states(KvsPyObject *manager, KvsPyObject *request, KvsPyObject *info, KvsPyObject *rest)
-{
-	bool left = false;
-	KvsPyObject *dst = kvs_py_attr(request, "dst_state_indices");
-	for (ssize_t i = 0; i < kvs_py.PyList_Size(rest); i++) {
-		KvsPyObject *src_items = kvs_py.PyList_GetItem(rest, i);
-		if (src_items == kvs_py.none)
-			continue;
-		enum kvs_sent sent = KVS_SENT_STOCK;
-		if (state_is_ours(manager, (uint32_t)i)) {
-			KvsPyObject *dst_items = dst ? kvs_py.PySequence_GetItem(dst, i) : NULL;
-			kvs_py.PyErr_Clear();
-			struct kvs_send send = {
-			        .manager = manager,
-			        .info = info,
-			        .request = request,
-			        .component = 1 + (uint32_t)i,
-			        .src_items = src_items,
-			        .dst_items = dst_items,
-			        .bare = &kvs_mooncake_bare,
-			};
-			sent = kvs_splice_send(&send);
-			kvs_py.Py_DecRef(dst_items);
-		}
-		if (sent == KVS_SENT_STOCK) {
-			left = true;
-		} else {
-			kvs_py.Py_IncRef(kvs_py.none);
-			kvs_py.PyList_SetItem(rest, i, kvs_py.none);
-		}
-	}
-	kvs_py.Py_DecRef(dst);
-	return left;
 }
 
 static KvsPyObject *replace_maybe_send_extra(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
@@ -327,22 +162,25 @@ static KvsPyObject *replace_maybe_send_extra(KvsPyObject *self, KvsPyObject *arg
 		kvs_splice_observe(self, info);
 		return kvs_replaced_call(call);
 	}
-	KvsPyObject *rest = kvs_py.PySequence_List(indices);
-	if (!rest) {
+	struct kvs_states states = {
+	        .call = call,
+	        .send = {.manager = self, .info = info, .request = request, .bare = &kvs_mooncake_bare},
+	        .rest = kvs_py.PySequence_List(indices),
+	        .dst_lists = kvs_py_attr(request, "dst_state_indices"),
+	        .upstream = upstream_slices_state,
+	};
+	KvsPyObject *result = NULL;
+	bool left = false;
+	if (!states.rest || !states.dst_lists) {
 		kvs_py.PyErr_Clear();
-		return kvs_replaced_call(call);
+		result = kvs_replaced_call(call);
+	} else if (kvs_prefill_states(&states, &left)) {
+		result = left ? kvs_py.PyObject_CallFunctionObjArgs(call->original, self, request, states.rest,
+		                                                    executor, info, NULL)
+		              : kvs_py.PyLong_FromLongLong(0);
 	}
-	KvsPyObject *result;
-	uint64_t room = 0;
-	bool left = send_states(self, request, info, rest);
-	/* A room that failed moves nothing more: the rest is not sent either. */
-	if (left && kvs_sglang_room(request, "room", &room) && kvs_splice_failed(self, room, NULL))
-		left = false;
-	if (left)
-		result = kvs_py.PyObject_CallFunctionObjArgs(call->original, self, request, rest, executor, info, NULL);
-	else
-		result = kvs_py.PyLong_FromLongLong(0);
-	kvs_py.Py_DecRef(rest);
+	kvs_py.Py_DecRef(states.rest);
+	kvs_py.Py_DecRef(states.dst_lists);
 	return result;
 }
 
@@ -364,9 +202,7 @@ static KvsPyObject *replace_send_aux(KvsPyObject *self, KvsPyObject *args, KvsPy
 static int prepare(KvsPyObject *module)
 {
 	(void)module;
-	if (!name_values)
-		name_values = kvs_py.PyUnicode_FromString("values");
-	return name_values && kvs_sglang_prepare();
+	return kvs_sglang_prepare();
 }
 
 #define X(id, class, method, method_kind, parameter_list, class_slot) \

@@ -132,7 +132,7 @@ static uint64_t open_room(const struct kvs_replaced *call)
 	KvsPyObject *manager = kvs_py_attr(call->self, "kv_mgr");
 	struct kvs_manager *m = kvs_sglang_manager(manager);
 	struct kvs_layout *layout = NULL;
-	if (m && (kvs_options()->policy == KVS_POLICY_ALL || tp_differs(call->self, m)))
+	if (m && (kvs_options()->policy == KVS_POLICY_ALL || m->splice_equal || tp_differs(call->self, m)))
 		layout = m->layout;
 	struct kvs_item_list lists[KVS_MAX_COMPONENTS] = {{NULL, 0}};
 	struct kvs_text text = {""};

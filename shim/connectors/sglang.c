@@ -9,19 +9,30 @@
 #include "../../transport/log.h"
 
 static KvsPyObject *simple_namespace; /* types.SimpleNamespace */
+static KvsPyObject *runtime_error;    /* RuntimeError */
+
+/* module.name, new; NULL when absent. */
+static KvsPyObject *imported(const char *module_name, const char *name)
+{
+	KvsPyObject *module = kvs_py.PyImport_ImportModule(module_name);
+	KvsPyObject *object = kvs_py_attr(module, name);
+	kvs_py.PyErr_Clear();
+	kvs_py.Py_DecRef(module);
+	return object;
+}
 
 bool kvs_sglang_prepare(void)
 {
-	if (simple_namespace)
-		return true;
-	KvsPyObject *types = kvs_py.PyImport_ImportModule("types");
-	if (types) {
-		simple_namespace = kvs_py.PyObject_GetAttrString(types, "SimpleNamespace");
-		kvs_py.Py_DecRef(types);
-	}
 	if (!simple_namespace)
-		kvs_py.PyErr_Clear();
-	return simple_namespace != NULL;
+		simple_namespace = imported("types", "SimpleNamespace");
+	if (!runtime_error)
+		runtime_error = imported("builtins", "RuntimeError");
+	return simple_namespace && runtime_error;
+}
+
+void kvs_sglang_raise(const char *text)
+{
+	kvs_py.PyErr_SetString(runtime_error, text);
 }
 
 void *kvs_sglang_attached(KvsPyObject *object, const char *attribute)
@@ -330,12 +341,12 @@ static bool is_our_frame(const void *data, size_t size)
 KvsPyObject *kvs_sglang_take_frame(KvsPyObject *message, struct kvs_frame *frame_p)
 {
 	ssize_t count = kvs_py.PySequence_Size(message);
-	if (count != KVS_FRAME_INDEX + 1) {
+	if (count < KVS_FRAME_INDEX) {
 		if (count < 0)
 			kvs_py.PyErr_Clear();
 		return NULL;
 	}
-	KvsPyObject *last = kvs_py.PySequence_GetItem(message, KVS_FRAME_INDEX);
+	KvsPyObject *last = kvs_py.PySequence_GetItem(message, count - 1);
 	char *data = NULL;
 	ssize_t size = 0;
 	bool ours = last && kvs_py.PyBytes_AsStringAndSize(last, &data, &size) == 0 && is_our_frame(data, (size_t)size);
@@ -344,8 +355,8 @@ KvsPyObject *kvs_sglang_take_frame(KvsPyObject *message, struct kvs_frame *frame
 		/* A frame longer than any record is cut: its reader then finds it malformed. */
 		frame_p->size = (size_t)size < sizeof frame_p->bytes ? (size_t)size : sizeof frame_p->bytes;
 		memcpy(frame_p->bytes, data, frame_p->size);
-		rest = kvs_py.PyList_New(KVS_FRAME_INDEX);
-		for (ssize_t i = 0; rest && i < KVS_FRAME_INDEX; i++) {
+		rest = kvs_py.PyList_New(count - 1);
+		for (ssize_t i = 0; rest && i < count - 1; i++) {
 			KvsPyObject *item = kvs_py.PySequence_GetItem(message, i);
 			if (!item || kvs_py.PyList_SetItem(rest, i, item) != 0) {
 				kvs_py.Py_DecRef(rest);

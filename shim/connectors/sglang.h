@@ -24,13 +24,22 @@ struct kvs_manager {
 	uint64_t endpoint; /* 0: the stock path, this manager is not ours */
 	enum kvs_role role;
 	struct kvs_layout *layout;
+	uint32_t splice_equal; /* bit c: component c is ours at equal TP as well */
 };
+
+/* What a connector sends wrong at equal TP: components that are ours there whatever the policy, unless it is off. */
+#define KVS_UNEVEN_KV    1u /* a KV pool whose buffers differ in item length */
+#define KVS_UNEVEN_STATE 2u /* a head-sharded state component whose V buffers differ from its K buffers */
 
 /*
  * Describe the manager's kv_args and register it with the agent, starting it if need be. A manager that is not ours
- * (MLA, policy off, memory that makes no sense) is left alone, with one line in the log that says why.
+ * (MLA, policy off, memory that makes no sense) is left alone, with one line in the log that says why. uneven: of
+ * KVS_UNEVEN_*, 0 where the connector does each buffer by its own length.
  */
-void kvs_sglang_register(KvsPyObject *manager);
+void kvs_sglang_register(KvsPyObject *manager, uint32_t uneven);
+
+/* Is this component ours at equal TP? */
+bool kvs_sglang_splices_equal(const struct kvs_manager *m, uint32_t component);
 
 /* What kvs_sglang_register made; NULL: nothing, or removed. */
 struct kvs_manager *kvs_sglang_manager(KvsPyObject *manager);
@@ -45,7 +54,8 @@ bool kvs_sglang_state_type(KvsPyObject *manager, uint32_t index, char name_p[KVS
 
 /*
  * Our frame travels behind SGLang's own, at index KVS_FRAME_INDEX with empty frames before it: every release reads an
- * empty frame as an absent one, and none reads as far as this.
+ * empty frame as an absent one, and none reads as far as this. (nixl and mori take a guard frame off the front before
+ * they parse a message: there it is one less.)
  */
 #define KVS_FRAME_INDEX 49
 
@@ -61,7 +71,7 @@ void kvs_sglang_frame_leave(void);
 KvsPyObject *kvs_sglang_connect(KvsPyObject *original, KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs);
 
 /*
- * If the message (a list of bytes) carries a frame of ours, copy it out and return a new list without it; else NULL,
+ * If the message (a list of bytes) ends in a frame of ours, copy it out and return a new list without it; else NULL,
  * and the message is to be used as it is.
  */
 KvsPyObject *kvs_sglang_take_frame(KvsPyObject *message, struct kvs_frame *frame_p);
@@ -74,6 +84,9 @@ bool kvs_sglang_generation(const struct kvs_frame *frame, uint64_t *generation_p
 bool kvs_sglang_prepare(void);
 
 /* ---- small things ---- */
+
+/* Set a RuntimeError. */
+void kvs_sglang_raise(const char *text);
 
 /* The name of our capsules. */
 #define KVS_CAPSULE "kvsplice"

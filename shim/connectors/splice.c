@@ -57,10 +57,15 @@ void kvs_splice_set_generation(KvsPyObject *request, const struct kvs_frame *fra
 	kvs_py.Py_DecRef(number);
 }
 
+bool kvs_splice_peer_tp_size(KvsPyObject *info, int64_t *size_p)
+{
+	return kvs_py_attr_i64(info, "dst_attn_tp_size", size_p) || kvs_py_attr_i64(info, "decode_tp_size", size_p);
+}
+
 bool kvs_splice_tp_differs(KvsPyObject *manager, KvsPyObject *info)
 {
 	int64_t own = 0, theirs = 0;
-	return kvs_py_attr_i64(manager, "attn_tp_size", &own) && kvs_py_attr_i64(info, "dst_attn_tp_size", &theirs) &&
+	return kvs_py_attr_i64(manager, "attn_tp_size", &own) && kvs_splice_peer_tp_size(info, &theirs) &&
 	       own != theirs;
 }
 
@@ -82,7 +87,7 @@ void kvs_splice_observe(KvsPyObject *manager, KvsPyObject *info)
 	peer->told = true;
 	int64_t own = 0, theirs = 0;
 	kvs_py_attr_i64(manager, "attn_tp_size", &own);
-	kvs_py_attr_i64(info, "dst_attn_tp_size", &theirs);
+	kvs_splice_peer_tp_size(info, &theirs);
 	kvs_log(KVS_LOG_INFO,
 	        "KVSPLICE_POLICY=off: prefill_tp_size=%lld, decode_tp_size=%lld is left to the connector; auto would "
 	        "splice it",
@@ -207,7 +212,8 @@ enum kvs_sent kvs_splice_send(const struct kvs_send *send)
 	struct kvs_manager *m = kvs_sglang_manager(send->manager);
 	if (!m || m->role != KVS_ROLE_PREFILL)
 		return KVS_SENT_STOCK;
-	if (kvs_options()->policy != KVS_POLICY_ALL && !kvs_splice_tp_differs(send->manager, send->info))
+	bool equal = !kvs_splice_tp_differs(send->manager, send->info);
+	if (equal && kvs_options()->policy != KVS_POLICY_ALL && !kvs_sglang_splices_equal(m, send->component))
 		return KVS_SENT_STOCK;
 	struct job job = {.endpoint = m->endpoint,
 	                  .component = send->component < m->layout->component_count
@@ -226,7 +232,7 @@ enum kvs_sent kvs_splice_send(const struct kvs_send *send)
 	if (!peer)
 		return KVS_SENT_STOCK;
 	/* At equal TP the decode opens a room only when it, too, splices everything. */
-	if (!job.generation && !kvs_splice_tp_differs(send->manager, send->info))
+	if (!job.generation && equal)
 		return KVS_SENT_STOCK;
 	job.peer = peer->id;
 	if (kvs_source_failed(job.endpoint, job.room, NULL))

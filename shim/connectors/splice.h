@@ -57,6 +57,9 @@ bool kvs_splice_failed(KvsPyObject *manager, uint64_t room, struct kvs_text *tex
 /* KVSPLICE_POLICY=off: say once per decode rank what would be spliced for it. */
 void kvs_splice_observe(KvsPyObject *manager, KvsPyObject *info);
 
+/* The decode rank's attention TP size, by whatever name its connector has it. */
+bool kvs_splice_peer_tp_size(KvsPyObject *info, int64_t *size_p);
+
 /* Are these two of different attention TP sizes, so that there is something to splice? */
 bool kvs_splice_tp_differs(KvsPyObject *manager, KvsPyObject *info);
 
