@@ -122,20 +122,23 @@ static bool describe_component(const struct kvs_layout *own, struct kvs_layout *
 	return true;
 }
 
-static struct kvs_layout *describe(const struct kvs_layout *own, KvsPyObject *info, struct kvs_text *text)
+struct kvs_layout *kvs_bare_describe(const struct kvs_layout *own, KvsPyObject *info, struct kvs_text *text)
 {
 	int64_t tp_size = 0, tp_rank = 0;
 	KvsPyObject *ids = kvs_py_attr(info, "dst_kv_layer_ids");
 	kvs_py.Py_DecRef(ids);
-	if (!ids) {
-		/* The field came with 0.5.17, as did the comparison of resolved dtypes; without that one a dtype
-		 * mismatch looks like a TP ratio. */
+	/* The field came with 0.5.17, as did the comparison of resolved dtypes; without that one a dtype mismatch looks
+	 * like a TP ratio. From the same release on a decode with state registers layer ids (empty ones) for it. */
+	if (!ids || (own->component_count > 1 && count_of(info, "dst_state_layer_ids", -1) == 0)) {
 		kvs_text_set(text,
-		             "this release does not compare KV dtypes (0.5.17 does): run kvsplice on the decode too");
+		             "the release on %s side does not compare KV dtypes (0.5.17 does): run kvsplice on "
+		             "the decode too",
+		             ids ? "its" : "this");
 		return NULL;
 	}
-	if (!kvs_py_attr_i64(info, "dst_attn_tp_size", &tp_size) || tp_size < 1 || tp_size > INT32_MAX ||
-	    !kvs_py_attr_i64(info, "dst_tp_rank", &tp_rank) || tp_rank < 0) {
+	if (!kvs_splice_peer_tp_size(info, &tp_size) || tp_size < 1 || tp_size > INT32_MAX ||
+	    !(kvs_py_attr_i64(info, "dst_tp_rank", &tp_rank) || kvs_py_attr_i64(info, "decode_tp_rank", &tp_rank)) ||
+	    tp_rank < 0) {
 		kvs_text_set(text, "its registration has TP size %lld and rank %lld", (long long)tp_size,
 		             (long long)tp_rank);
 		return NULL;
@@ -226,4 +229,4 @@ static bool push(KvsPyObject *manager, KvsPyObject *request, const struct kvs_pl
 	return ok;
 }
 
-const struct kvs_bare_ops kvs_mooncake_bare = {.describe = describe, .push = push};
+const struct kvs_bare_ops kvs_mooncake_bare = {.describe = kvs_bare_describe, .push = push};

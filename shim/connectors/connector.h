@@ -34,6 +34,21 @@ struct kvs_method {
 	struct kvs_py_method_def definition;
 };
 
+/* A method of an adapter's table, whose replacement and original are called replace_<id> and original_<id>. */
+#define KVS_METHOD_ROW(id, class, method, method_kind, parameter_list, class_slot) \
+	{.class_name = (class), \
+	 .name = (method), \
+	 .kind = (method_kind), \
+	 .parameters = (parameter_list), \
+	 .replacement = replace_##id, \
+	 .original_p = &original_##id, \
+	 .class_p = (class_slot)},
+
+#define KVS_ROLE(role_name, table) \
+	{ \
+		.name = (role_name), .methods = (table), .method_count = sizeof(table) / sizeof((table)[0]) \
+	}
+
 /*
  * A method may be in several roles: the later role's original is then the earlier role's replacement. A replacement is
  * called with whatever Python was given as self, so anything that is not exactly the class goes to the original.
@@ -58,7 +73,8 @@ struct kvs_connector {
 
 /* Every adapter of this build. */
 extern struct kvs_connector kvs_mooncake;
-#define KVS_CONNECTOR_TABLE(X) X(kvs_mooncake)
+extern struct kvs_connector kvs_nixl;
+#define KVS_CONNECTOR_TABLE(X) X(kvs_mooncake) X(kvs_nixl)
 #define KVS_MAX_CONNECTORS     8
 
 extern struct kvs_connector *const kvs_connectors[];

@@ -59,25 +59,16 @@ PREFILL_TABLE(X)
 DECODE_TABLE(X)
 #undef X
 
-#define CALL(id) (&(struct kvs_replaced){original_##id, self, args, kwargs})
-
-/* A method whose whole replacement is a shared function, for objects of exactly our class. */
-#define FORWARD(id, class_object, function) \
-	static KvsPyObject *replace_##id(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs) \
-	{ \
-		return kvs_py_is_exact(self, class_object) ? function(CALL(id)) : kvs_replaced_call(CALL(id)); \
-	}
-
-FORWARD(sender_init, sender_class, kvs_sender_init)
-FORWARD(sender_abort, sender_class, kvs_sender_cancel)
-FORWARD(sender_failure, sender_class, kvs_sender_cancel)
-FORWARD(sender_clear, sender_class, kvs_sender_clear)
-FORWARD(receiver_register, receiver_class, kvs_receiver_register)
-FORWARD(receiver_metadata, receiver_class, kvs_receiver_metadata)
-FORWARD(receiver_poll, receiver_class, kvs_receiver_poll)
-FORWARD(receiver_abort, receiver_class, kvs_receiver_close)
-FORWARD(receiver_failure, receiver_class, kvs_receiver_close)
-FORWARD(receiver_clear, receiver_class, kvs_receiver_close)
+KVS_FORWARD(sender_init, sender_class, kvs_sender_init)
+KVS_FORWARD(sender_abort, sender_class, kvs_sender_cancel)
+KVS_FORWARD(sender_failure, sender_class, kvs_sender_cancel)
+KVS_FORWARD(sender_clear, sender_class, kvs_sender_clear)
+KVS_FORWARD(receiver_register, receiver_class, kvs_receiver_register)
+KVS_FORWARD(receiver_metadata, receiver_class, kvs_receiver_metadata)
+KVS_FORWARD(receiver_poll, receiver_class, kvs_receiver_poll)
+KVS_FORWARD(receiver_abort, receiver_class, kvs_receiver_close)
+KVS_FORWARD(receiver_failure, receiver_class, kvs_receiver_close)
+KVS_FORWARD(receiver_clear, receiver_class, kvs_receiver_close)
 
 static KvsPyObject *replace_receiver_connect(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
@@ -88,7 +79,7 @@ static KvsPyObject *replace_receiver_connect(KvsPyObject *self, KvsPyObject *arg
 
 static KvsPyObject *replace_register_buffers(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	KvsPyObject *result = kvs_replaced_call(CALL(register_buffers));
+	KvsPyObject *result = kvs_replaced_call(KVS_CALL(register_buffers));
 	if (result && kvs_py_is_exact(self, manager_class))
 		kvs_sglang_register(self, 0);
 	return result;
@@ -98,17 +89,17 @@ static KvsPyObject *replace_deregister_buffers(KvsPyObject *self, KvsPyObject *a
 {
 	if (kvs_py_is_exact(self, manager_class))
 		kvs_sglang_unregister(self);
-	return kvs_replaced_call(CALL(deregister_buffers));
+	return kvs_replaced_call(KVS_CALL(deregister_buffers));
 }
 
 static KvsPyObject *replace_register_info(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	return kvs_prefill_register_info(CALL(register_info), "msg", register_info_class);
+	return kvs_prefill_register_info(KVS_CALL(register_info), "msg", register_info_class);
 }
 
 static KvsPyObject *replace_transfer_info(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	return kvs_prefill_transfer_info(CALL(transfer_info), "msg", transfer_info_class);
+	return kvs_prefill_transfer_info(KVS_CALL(transfer_info), "msg", transfer_info_class);
 }
 
 /* ---- sending ---- */
@@ -133,12 +124,12 @@ static KvsPyObject *send_kv(const struct kvs_replaced *call)
 
 static KvsPyObject *replace_send_kvcache(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	return send_kv(CALL(send_kvcache));
+	return send_kv(KVS_CALL(send_kvcache));
 }
 
 static KvsPyObject *replace_send_kvcache_slice(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	return send_kv(CALL(send_kvcache_slice));
+	return send_kv(KVS_CALL(send_kvcache_slice));
 }
 
 /* Releases that slice the sliding-window pool by themselves have a method for it. */
@@ -151,7 +142,7 @@ static bool upstream_slices_state(KvsPyObject *manager, const char *type)
 
 static KvsPyObject *replace_maybe_send_extra(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
-	const struct kvs_replaced *call = CALL(maybe_send_extra);
+	const struct kvs_replaced *call = KVS_CALL(maybe_send_extra);
 	KvsPyObject *request = kvs_py_argument(args, kwargs, 0, "req");
 	KvsPyObject *indices = kvs_py_argument(args, kwargs, 1, "prefill_state_indices");
 	KvsPyObject *executor = kvs_py_argument(args, kwargs, 2, "executor");
@@ -194,7 +185,7 @@ static KvsPyObject *replace_send_aux(KvsPyObject *self, KvsPyObject *args, KvsPy
 		kvs_sglang_record_failure(self, room, text.s);
 		return kvs_py.PyLong_FromLongLong(-1);
 	}
-	return kvs_replaced_call(CALL(send_aux));
+	return kvs_replaced_call(KVS_CALL(send_aux));
 }
 
 /* ---- the tables ---- */
@@ -205,27 +196,14 @@ static int prepare(KvsPyObject *module)
 	return kvs_sglang_prepare();
 }
 
-#define X(id, class, method, method_kind, parameter_list, class_slot) \
-	{.class_name = (class), \
-	 .name = (method), \
-	 .kind = (method_kind), \
-	 .parameters = (parameter_list), \
-	 .replacement = replace_##id, \
-	 .original_p = &original_##id, \
-	 .class_p = (class_slot)},
-static struct kvs_method registration_methods[] = {REGISTRATION_TABLE(X)};
-static struct kvs_method prefill_methods[] = {PREFILL_TABLE(X)};
-static struct kvs_method decode_methods[] = {DECODE_TABLE(X)};
-#undef X
+static struct kvs_method registration_methods[] = {REGISTRATION_TABLE(KVS_METHOD_ROW)};
+static struct kvs_method prefill_methods[] = {PREFILL_TABLE(KVS_METHOD_ROW)};
+static struct kvs_method decode_methods[] = {DECODE_TABLE(KVS_METHOD_ROW)};
 
-#define ROLE(role_name, table) \
-	{ \
-		.name = (role_name), .methods = (table), .method_count = sizeof(table) / sizeof((table)[0]) \
-	}
 static struct kvs_connector_role roles[] = {
-        ROLE("registration", registration_methods),
-        ROLE("prefill", prefill_methods),
-        ROLE("decode", decode_methods),
+        KVS_ROLE("registration", registration_methods),
+        KVS_ROLE("prefill", prefill_methods),
+        KVS_ROLE("decode", decode_methods),
 };
 
 struct kvs_connector kvs_mooncake = {

@@ -185,6 +185,24 @@ enum kvs_sent kvs_prefill_send_kv(struct kvs_send *send, KvsPyObject *key)
 	return KVS_SENT_STOCK;
 }
 
+static bool failure_of(KvsPyObject *manager, KvsPyObject *request, struct kvs_text *text_p)
+{
+	uint64_t room = 0;
+	return kvs_sglang_room(request, "room", &room) && kvs_splice_failed(manager, room, text_p);
+}
+
+bool kvs_prefill_failed(KvsPyObject *manager, KvsPyObject *request)
+{
+	return failure_of(manager, request, NULL);
+}
+
+void kvs_prefill_raise(KvsPyObject *manager, KvsPyObject *request)
+{
+	struct kvs_text text = {""};
+	bool known = failure_of(manager, request, &text) && text.s[0];
+	kvs_sglang_raise(known ? text.s : "kvsplice: the room was closed before its transfer ended");
+}
+
 static bool state_is_ours(const struct kvs_states *states, uint32_t index)
 {
 	char type[KVS_NAME_SIZE];
@@ -240,9 +258,8 @@ bool kvs_prefill_states(struct kvs_states *states, bool *left_p)
 		kvs_py.Py_IncRef(kvs_py.none);
 		kvs_py.PyList_SetItem(states->rest, i, kvs_py.none);
 	}
-	uint64_t room = 0;
 	/* A room that failed moves nothing more: the rest is not sent either. */
-	if (kvs_sglang_room(states->send.request, "room", &room) && kvs_splice_failed(states->send.manager, room, NULL))
+	if (kvs_prefill_failed(states->send.manager, states->send.request))
 		*left_p = false;
 	return true;
 }

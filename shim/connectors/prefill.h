@@ -50,6 +50,12 @@ bool kvs_prefill_kv_is_ours(KvsPyObject *manager, KvsPyObject *info);
  */
 enum kvs_sent kvs_prefill_send_kv(struct kvs_send *send, KvsPyObject *key);
 
+/* Did this transfer info's room fail, or was it cancelled? */
+bool kvs_prefill_failed(KvsPyObject *manager, KvsPyObject *request);
+
+/* Set a RuntimeError with the reason of that room's failure. */
+void kvs_prefill_raise(KvsPyObject *manager, KvsPyObject *request);
+
 /* Does this release slice a state component of this type itself, and rightly? */
 typedef bool (*kvs_slices_state_t)(KvsPyObject *manager, const char *type);
 

@@ -19,6 +19,16 @@ struct kvs_replaced {
 	KvsPyObject *kwargs;
 };
 
+/* In a replacement called replace_<id>: the call that it stands for. */
+#define KVS_CALL(id) (&(struct kvs_replaced){original_##id, self, args, kwargs})
+
+/* A replacement that is a shared function, for objects of exactly our class. */
+#define KVS_FORWARD(id, class_object, function) \
+	static KvsPyObject *replace_##id(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs) \
+	{ \
+		return kvs_py_is_exact(self, class_object) ? function(KVS_CALL(id)) : kvs_replaced_call(KVS_CALL(id)); \
+	}
+
 /* The original, called. */
 KvsPyObject *kvs_replaced_call(const struct kvs_replaced *call);
 

@@ -46,6 +46,12 @@ void kvs_splice_add_peer(KvsPyObject *info, const struct kvs_frame *frame)
 	}
 }
 
+bool kvs_splice_is_preloaded(KvsPyObject *info)
+{
+	struct kvs_peer *peer = kvs_sglang_attached(info, ATTRIBUTE_PEER);
+	return peer && (peer->id || peer->refusal.s[0]);
+}
+
 void kvs_splice_set_generation(KvsPyObject *request, const struct kvs_frame *frame)
 {
 	uint64_t generation = 0;

@@ -22,6 +22,9 @@ struct kvs_peer {
 /* Attach a peer to a registration info object, from the frame that came with it. */
 void kvs_splice_add_peer(KvsPyObject *info, const struct kvs_frame *frame);
 
+/* Does this registration info's decode rank run the library? */
+bool kvs_splice_is_preloaded(KvsPyObject *info);
+
 /* Note on a transfer info object which use of its room number it belongs to. */
 void kvs_splice_set_generation(KvsPyObject *request, const struct kvs_frame *frame);
 
