@@ -31,14 +31,6 @@ struct world {
 	char name[160];
 };
 
-static void *take(size_t size)
-{
-	void *p = calloc(1, size ? size : 1);
-
-	cr_assert_not_null(p);
-	return p;
-}
-
 static uint32_t width_of(const struct oracle_case *o, uint32_t tensor)
 {
 	return tensor < o->layers ? o->k_width : o->v_width;
@@ -74,7 +66,7 @@ static void fill_random(uint8_t *bytes, size_t size, uint64_t seed)
 static void draw_items(struct world *w, int32_t *list)
 {
 	uint32_t pages = w->oracle->pages;
-	int32_t *all = take(w->items * sizeof(*all));
+	int32_t *all = shape_take(w->items * sizeof(*all));
 	uint32_t i;
 
 	for (i = 0; i < w->items; i++)
@@ -132,19 +124,19 @@ static void rank_make(struct world *w, struct rank *r, uint32_t tp_size, uint32_
 
 	r->layout = shape_layout(tp_size, rank, o->page_size, 1);
 	shape_component(r->layout, 0, o->type, o->order, o->layers, token * o->k_width, token * o->v_width, w->items);
-	r->tensors = take(w->tensor_count * sizeof(*r->tensors));
-	r->expected = is_decode ? take(w->tensor_count * sizeof(*r->expected)) : NULL;
+	r->tensors = shape_take(w->tensor_count * sizeof(*r->tensors));
+	r->expected = is_decode ? shape_take(w->tensor_count * sizeof(*r->expected)) : NULL;
 	for (i = 0; i < w->tensor_count; i++) {
 		size_t size = pool_size(w, i, tp_size);
 
-		r->tensors[i] = take(size);
+		r->tensors[i] = shape_take(size);
 		fill_random(r->tensors[i], size, test_random(&w->random));
 		r->layout->components[0].tensors[i].address = (uintptr_t)r->tensors[i];
 		if (!is_decode) {
 			deal(w, i, tp_size, rank, w->src_items, r->tensors[i]);
 			continue;
 		}
-		r->expected[i] = take(size);
+		r->expected[i] = shape_take(size);
 		memcpy(r->expected[i], r->tensors[i], size);
 		deal(w, i, tp_size, rank, w->dst_items, r->expected[i]);
 	}
@@ -177,19 +169,19 @@ static void world_make(struct world *w, const struct oracle_case *o)
 	               "%s P=%u D=%u heads=%u layers=%u page=%u pages=%u+%u widths=%u/%u order=%d seed=0x%llx", o->type,
 	               o->prefill_tp, o->decode_tp, o->heads, o->layers, o->page_size, o->pages, o->spare, o->k_width,
 	               o->v_width, (int)o->order, (unsigned long long)o->seed);
-	w->full = take(w->tensor_count * sizeof(*w->full));
+	w->full = shape_take(w->tensor_count * sizeof(*w->full));
 	for (i = 0; i < w->tensor_count; i++) {
 		size_t size = (size_t)o->pages * o->page_size * o->heads * width_of(o, i);
 
-		w->full[i] = take(size);
+		w->full[i] = shape_take(size);
 		fill_random(w->full[i], size, test_random(&w->random));
 	}
-	w->src_items = take(o->pages * sizeof(*w->src_items));
-	w->dst_items = take(o->pages * sizeof(*w->dst_items));
+	w->src_items = shape_take(o->pages * sizeof(*w->src_items));
+	w->dst_items = shape_take(o->pages * sizeof(*w->dst_items));
 	draw_items(w, w->src_items);
 	draw_items(w, w->dst_items);
-	w->prefill = take(o->prefill_tp * sizeof(*w->prefill));
-	w->decode = take(o->decode_tp * sizeof(*w->decode));
+	w->prefill = shape_take(o->prefill_tp * sizeof(*w->prefill));
+	w->decode = shape_take(o->decode_tp * sizeof(*w->decode));
 	for (i = 0; i < o->prefill_tp; i++)
 		rank_make(w, &w->prefill[i], o->prefill_tp, i, false);
 	for (i = 0; i < o->decode_tp; i++)

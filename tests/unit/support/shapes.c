@@ -3,6 +3,15 @@
 
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
+
+void *shape_take(size_t size)
+{
+	void *p = calloc(1, size ? size : 1);
+
+	cr_assert_not_null(p);
+	return p;
+}
 
 struct kvs_layout *shape_layout(uint32_t tp_size, uint32_t tp_rank, uint32_t page_size, uint32_t component_count)
 {

@@ -5,6 +5,9 @@
 
 #include "policy/layout.h"
 
+/* Zeroed memory, freed with free. */
+void *shape_take(size_t size);
+
 /*
  * A rank with so many empty components, dtype bfloat16, no pipeline, replicated heads. Freed with kvs_layout_free, as
  * all layouts.
