@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server pairs that are tried, and what must come of each."""
 from __future__ import annotations
 

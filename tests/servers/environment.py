@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python environment that servers run in, made by scripts/environment."""
 from __future__ import annotations
 

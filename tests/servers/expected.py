@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The right tokens: those of one plain server that holds the whole model, kept in the cache."""
 from __future__ import annotations
 

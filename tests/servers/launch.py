@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start unmodified SGLang servers on CPUs, wait until they answer, and stop whatever was started."""
 from __future__ import annotations
 
@@ -67,6 +68,8 @@ def _variables(spec: Spec, path: str, scratch: Path) -> dict[str, str]:
         "SGLANG_DISABLED_MODEL_ARCHS": _other_models(spec),
         # A decode starts at the second core, so that two small servers do not share the first.
         "SGLANG_CPU_OMP_THREADS_BIND": _cores(1 if spec.role == "decode" else 0, spec.tp),
+        # Sending a cached prefix early waits for a CUDA event.
+        "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
         "MC_FORCE_TCP": "1",
         "MOONCAKE_PROTOCOL": "tcp",
         "MC_TCP_BIND_ADDRESS": LOCAL,

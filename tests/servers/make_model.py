@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a tiny sliding-window model with random weights. Run by models.py inside the servers' environment.
 
 usage: make_model.py ARCHITECTURE KV_HEADS FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny models, made once and kept in the cache."""
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Free TCP ports below the range that the kernel hands out by itself, so that nobody else takes them in between."""
 from __future__ import annotations
 

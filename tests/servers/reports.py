@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the library says about the rooms that it served, read from a server's log."""
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts, and what a router does with one: the same request to the prefill and to the decode."""
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python imports this module at start, from whatever folder of PYTHONPATH has it first."""
 import gc
 

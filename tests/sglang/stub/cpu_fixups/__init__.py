@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What SGLang needs changed to run on a CPU, applied to a module when it is imported.
 
 A fix-up is a module of this package with a table AFTER (or BEFORE) from the name of a module to a function that is
@@ -13,7 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any, Callable, Optional
 
-ALWAYS = ("attention", "connectors", "nixl_memory", "torchvision_operators")
+ALWAYS = ("attention", "connectors", "nixl_memory", "paged_allocation", "torchvision_operators")
 OPTIONAL = ("drop_state", "replicated_heads")
 
 

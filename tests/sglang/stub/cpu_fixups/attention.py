@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention for sliding-window models with the torch_native backend, the only one without compiled kernels.
 
 1. It writes to the sliding-window pool at translated locations but reads at untranslated ones, which is right only for as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Page indices stay where they are.
 
 From 0.5.23 on the prefill copies page indices to pinned memory and records a CUDA event whenever its sender says that it

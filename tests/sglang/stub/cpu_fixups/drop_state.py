@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optional control: the prefill hands its connector no state of the sliding-window layers, and all else as usual.
 
 With it a decode must come out with other tokens than a single server, or comparing tokens proves nothing.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang registers its pools with NIXL as GPU memory, which UCX refuses for memory of the host: call that DRAM too."""
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optional: KV heads are replicated when the tensor-parallel size exceeds them, as on a GPU.
 
 A CPU server pads them with zero heads instead, with the same item lengths and head counts but another meaning. Telling

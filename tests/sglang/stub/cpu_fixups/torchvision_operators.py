@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torchvision's compiled extension, built for CUDA, does not load beside a CPU build of torch.
 
 Its import then ends with "operator torchvision::nms does not exist". Nothing here calls the two operators that it wants,

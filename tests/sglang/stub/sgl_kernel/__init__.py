@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-in for SGLang's compiled kernels: every name exists, and only a call fails.
 
 SGLang imports kernels by name at module level but has a torch path for what runs on a CPU, so nothing here is called.
