@@ -17,6 +17,7 @@
 #include "random.h"
 #include "shapes.h"
 #include "transport/log.h"
+#include "transport/state.h"
 
 #define LOG_LINES 4096
 #define LOG_WIDTH 768
@@ -38,7 +39,7 @@ struct command {
 	enum op op;
 	uint32_t rank;
 	uint32_t room;
-	uint32_t end;
+	uint32_t argument; /* the end, or whose items */
 };
 
 struct reply {
@@ -118,9 +119,10 @@ static void call(struct fleet *fleet, const struct command *command, struct repl
 	cr_assert(recv(fleet->control, reply_p, sizeof(*reply_p), MSG_WAITALL) == sizeof(*reply_p));
 }
 
-static uint64_t open_room(const struct fleet *fleet, uint64_t endpoint, uint32_t room, struct kvs_text *text)
+static uint64_t open_room(const struct fleet *fleet, uint64_t endpoint, uint32_t room, uint32_t items_of,
+                          struct kvs_text *text)
 {
-	struct kvs_item_list list = {.items = fleet->dst + (size_t)room * fleet->shape.pages,
+	struct kvs_item_list list = {.items = fleet->dst + (size_t)items_of * fleet->shape.pages,
 	                             .count = fleet->shape.pages};
 	return kvs_room_open(endpoint, room + 1, &list, 1, text);
 }
@@ -147,10 +149,11 @@ static void child_main(struct fleet *fleet, int control)
 		memset(&reply, 0, sizeof(reply));
 		switch (command.op) {
 		case OP_OPEN:
-			reply.value = open_room(fleet, endpoints[command.rank], command.room, &reply.text);
+			reply.value =
+			        open_room(fleet, endpoints[command.rank], command.room, command.argument, &reply.text);
 			break;
 		case OP_CLOSE:
-			kvs_room_close(endpoints[command.rank], command.room + 1, (enum kvs_room_end)command.end);
+			kvs_room_close(endpoints[command.rank], command.room + 1, (enum kvs_room_end)command.argument);
 			break;
 		case OP_STATE:
 			reply.value = kvs_room_state(endpoints[command.rank], command.room + 1, &reply.text);
@@ -359,7 +362,12 @@ uint64_t fleet_strayed(const struct fleet *fleet)
 
 uint64_t fleet_open(struct fleet *fleet, uint32_t rank, uint32_t room)
 {
-	struct command command = {.op = OP_OPEN, .rank = rank, .room = room};
+	return fleet_open_as(fleet, rank, room, room);
+}
+
+uint64_t fleet_open_as(struct fleet *fleet, uint32_t rank, uint32_t room, uint32_t items_of)
+{
+	struct command command = {.op = OP_OPEN, .rank = rank, .room = room, .argument = items_of};
 	struct reply reply;
 	call(fleet, &command, &reply);
 	cr_assert(reply.value != 0, "%s", reply.text.s);
@@ -368,7 +376,7 @@ uint64_t fleet_open(struct fleet *fleet, uint32_t rank, uint32_t room)
 
 void fleet_close(struct fleet *fleet, uint32_t rank, uint32_t room, enum kvs_room_end end)
 {
-	struct command command = {.op = OP_CLOSE, .rank = rank, .room = room, .end = (uint32_t)end};
+	struct command command = {.op = OP_CLOSE, .rank = rank, .room = room, .argument = (uint32_t)end};
 	struct reply reply;
 	call(fleet, &command, &reply);
 }
@@ -410,6 +418,29 @@ uint32_t fleet_first_target(const struct fleet *fleet, uint32_t prefill_rank, ui
 	uint32_t p = fleet->shape.prefill_tp, d = fleet->shape.decode_tp;
 	*count_p = p < d ? d / p : 1;
 	return p < d ? prefill_rank * (d / p) : prefill_rank / (p / d);
+}
+
+static void *job_main(void *argument)
+{
+	struct fleet_job *job = argument;
+	job->began_ns = kvs_now_ns();
+	job->ok = kvs_pull(&job->pull, &job->text);
+	job->ended_ns = kvs_now_ns();
+	atomic_store(&job->done, true);
+	return NULL;
+}
+
+void fleet_begin(struct fleet_job *job, const struct kvs_pull *pull)
+{
+	memset(job, 0, sizeof(*job));
+	job->pull = *pull;
+	cr_assert(pthread_create(&job->thread, NULL, job_main, job) == 0);
+}
+
+bool fleet_end(struct fleet_job *job)
+{
+	pthread_join(job->thread, NULL);
+	return job->ok;
 }
 
 bool fleet_transfer(struct fleet *fleet, uint32_t room)

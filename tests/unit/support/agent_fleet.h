@@ -6,6 +6,8 @@
 #ifndef KVS_TEST_AGENT_FLEET_H
 #define KVS_TEST_AGENT_FLEET_H
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/types.h>
 
 #include "transport/agent.h"
@@ -59,6 +61,8 @@ uint64_t fleet_strayed(const struct fleet *fleet);
 
 /* At the decode's process. */
 uint64_t fleet_open(struct fleet *fleet, uint32_t rank, uint32_t room);
+/* The room, with the items of another one. */
+uint64_t fleet_open_as(struct fleet *fleet, uint32_t rank, uint32_t room, uint32_t items_of);
 void fleet_close(struct fleet *fleet, uint32_t rank, uint32_t room, enum kvs_room_end end);
 enum kvs_room_state fleet_state(struct fleet *fleet, uint32_t rank, uint32_t room, struct kvs_text *text);
 /* CPU time that the decode's process has used, microseconds. */
@@ -69,6 +73,18 @@ struct kvs_pull fleet_pull(const struct fleet *fleet, uint32_t prefill_rank, uin
                            uint64_t generation);
 /* The first decode rank that a prefill rank serves, and how many. */
 uint32_t fleet_first_target(const struct fleet *fleet, uint32_t prefill_rank, uint32_t *count_p);
+
+/* Call kvs_pull in a thread of its own. */
+struct fleet_job {
+	pthread_t thread;
+	struct kvs_pull pull;
+	bool ok;
+	struct kvs_text text;
+	uint64_t began_ns, ended_ns;
+	atomic_bool done;
+};
+void fleet_begin(struct fleet_job *job, const struct kvs_pull *pull);
+bool fleet_end(struct fleet_job *job);
 
 /* Open a room on every decode rank, pull it from every prefill rank one after the other, close it. True: all went. */
 bool fleet_transfer(struct fleet *fleet, uint32_t room);
