@@ -74,7 +74,8 @@ struct kvs_connector {
 /* Every adapter of this build. */
 extern struct kvs_connector kvs_mooncake;
 extern struct kvs_connector kvs_nixl;
-#define KVS_CONNECTOR_TABLE(X) X(kvs_mooncake) X(kvs_nixl)
+extern struct kvs_connector kvs_mori;
+#define KVS_CONNECTOR_TABLE(X) X(kvs_mooncake) X(kvs_nixl) X(kvs_mori)
 #define KVS_MAX_CONNECTORS     8
 
 extern struct kvs_connector *const kvs_connectors[];

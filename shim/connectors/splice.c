@@ -188,6 +188,8 @@ static enum kvs_sent send_bare(const struct kvs_send *send, struct kvs_peer *pee
                                struct job *job)
 {
 	struct kvs_text text = {""};
+	if (!send->bare)
+		return leave(peer, "this connector has no engine route");
 	if (!transport_named("engine"))
 		return leave(peer, "KVSPLICE_TRANSPORT does not name engine, the only way to reach it");
 	if (!peer->bare)

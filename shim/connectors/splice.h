@@ -43,7 +43,7 @@ struct kvs_send {
 	uint32_t component;
 	KvsPyObject *src_items;
 	KvsPyObject *dst_items;
-	const struct kvs_bare_ops *bare;
+	const struct kvs_bare_ops *bare; /* NULL: none, such a decode stays on the connector's own path */
 };
 
 enum kvs_sent {

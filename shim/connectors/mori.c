@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * SGLang's mori connector (sglang/srt/disaggregation/mori/conn.py), both roles, from 0.5.13 on, where it sends from
+ * worker threads.
+ *
+ * What is raised while a chunk is sent fails its room, on both sides and with the text: so a failure of ours is raised.
+ * Its calls return lists of transfer statuses, for the worker to wait for: what we moved is in place, and has none. The
+ * connector knows its peers' memory by descriptors and offsets; the addresses that our agent needs are the agent's own.
+ *
+ * At equal TP it sends all KV buffers with the first one's length, and at different TP it refuses the sliding-window
+ * pool alone: any other state goes unsliced, whatever it is. So nothing but mamba is left to it there.
+ */
+#include <string.h>
+
+#include "../../transport/log.h"
+#include "connector.h"
+#include "prefill.h"
+
+/* As mooncake.c has them: id, class, method, kind, parameters, where the class is kept. */
+#define REGISTRATION_TABLE(X) \
+	X(register_buffers, "MoriKVManager", "_register_local_buffers", KVS_METHOD, "self", &manager_class) \
+	X(teardown, "MoriKVManager", "teardown", KVS_METHOD_IF_ANY, "self", NULL)
+
+#define PREFILL_TABLE(X) \
+	X(register_info, "KVArgsRegisterInfo", "from_zmq", KVS_CLASSMETHOD, "cls payload", &register_info_class) \
+	X(transfer_info, "TransferInfo", "from_zmq", KVS_CLASSMETHOD, "cls payload", &transfer_info_class) \
+	X(send_kvcache, "MoriKVManager", "send_kvcache", KVS_METHOD, \
+	  "self peer_info prefill_kv_indices dst_kv_indices", NULL) \
+	X(send_state, "MoriKVManager", "send_state", KVS_METHOD, "self peer_info src_state_indices dst_state_indices", \
+	  NULL) \
+	X(send_aux, "MoriKVManager", "send_aux", KVS_METHOD, "self peer_info prefill_aux_index dst_aux_index room", \
+	  NULL) \
+	X(sender_init, "MoriKVSender", "__init__", KVS_METHOD, "self mgr bootstrap_addr bootstrap_room ...", \
+	  &sender_class) \
+	X(sender_abort, "MoriKVSender", "abort", KVS_METHOD, "self", NULL) \
+	X(sender_failure, "MoriKVSender", "failure_exception", KVS_METHOD, "self", NULL) \
+	X(sender_clear, "MoriKVSender", "clear", KVS_METHOD, "self", NULL)
+
+#define DECODE_TABLE(X) \
+	X(receiver_register, "MoriKVReceiver", "_register_kv_args", KVS_METHOD, "self", &receiver_class) \
+	X(receiver_connect, "MoriKVReceiver", "_connect_to_bootstrap_server", KVS_CLASSMETHOD, "cls bootstrap_info", \
+	  NULL) \
+	X(receiver_metadata, "MoriKVReceiver", "send_metadata", KVS_METHOD, "self kv_indices aux_index state_indices", \
+	  NULL) \
+	X(receiver_poll, "MoriKVReceiver", "poll", KVS_METHOD, "self", NULL) \
+	X(receiver_abort, "MoriKVReceiver", "abort", KVS_METHOD, "self", NULL) \
+	X(receiver_failure, "MoriKVReceiver", "failure_exception", KVS_METHOD, "self", NULL) \
+	X(receiver_clear, "MoriKVReceiver", "clear", KVS_METHOD, "self", NULL)
+
+static KvsPyObject *manager_class, *register_info_class, *transfer_info_class, *sender_class, *receiver_class;
+
+#define X(id, class_name, name, kind, parameters, class_p) \
+	static KvsPyObject *original_##id; \
+	static KvsPyObject *replace_##id(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs);
+REGISTRATION_TABLE(X)
+PREFILL_TABLE(X)
+DECODE_TABLE(X)
+#undef X
+
+KVS_FORWARD(sender_init, sender_class, kvs_sender_init)
+KVS_FORWARD(sender_abort, sender_class, kvs_sender_cancel)
+KVS_FORWARD(sender_failure, sender_class, kvs_sender_cancel)
+KVS_FORWARD(sender_clear, sender_class, kvs_sender_clear)
+KVS_FORWARD(receiver_register, receiver_class, kvs_receiver_register)
+KVS_FORWARD(receiver_metadata, receiver_class, kvs_receiver_metadata)
+KVS_FORWARD(receiver_poll, receiver_class, kvs_receiver_poll)
+KVS_FORWARD(receiver_abort, receiver_class, kvs_receiver_close)
+KVS_FORWARD(receiver_failure, receiver_class, kvs_receiver_close)
+KVS_FORWARD(receiver_clear, receiver_class, kvs_receiver_close)
+
+static KvsPyObject *replace_receiver_connect(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	return kvs_sglang_connect(original_receiver_connect, self, args, kwargs);
+}
+
+/* ---- registration ---- */
+
+static KvsPyObject *replace_register_buffers(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	KvsPyObject *result = kvs_replaced_call(KVS_CALL(register_buffers));
+	if (result && kvs_py_is_exact(self, manager_class))
+		kvs_sglang_register(self, KVS_UNEVEN_KV);
+	return result;
+}
+
+static KvsPyObject *replace_teardown(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	if (kvs_py_is_exact(self, manager_class))
+		kvs_sglang_unregister(self);
+	return kvs_replaced_call(KVS_CALL(teardown));
+}
+
+static KvsPyObject *replace_register_info(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	return kvs_prefill_register_info(KVS_CALL(register_info), "payload", register_info_class);
+}
+
+static KvsPyObject *replace_transfer_info(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	return kvs_prefill_transfer_info(KVS_CALL(transfer_info), "payload", transfer_info_class);
+}
+
+/* ---- sending ---- */
+
+static KvsPyObject *replace_send_kvcache(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	const struct kvs_replaced *call = KVS_CALL(send_kvcache);
+	struct kvs_send send = {
+	        .manager = self,
+	        .src_items = kvs_prefill_argument(call, "prefill_kv_indices"),
+	        .dst_items = kvs_prefill_argument(call, "dst_kv_indices"),
+	};
+	if (kvs_py_is_exact(self, manager_class))
+		send.info = kvs_prefill_argument(call, "peer_info");
+	KvsPyObject *key = kvs_py_attr(send.info, "engine_key");
+	KvsPyObject *result = NULL;
+	switch (kvs_prefill_send_kv(&send, key)) {
+	case KVS_SENT_STOCK:
+		result = kvs_replaced_call(call);
+		break;
+	case KVS_SENT_DONE:
+		result = kvs_py.PyList_New(0);
+		break;
+	case KVS_SENT_FAILED:
+		kvs_prefill_raise(self, send.request);
+		break;
+	}
+	kvs_py.Py_DecRef(key);
+	kvs_py.Py_DecRef(send.request);
+	return result;
+}
+
+/* No release slices any of what is ours. */
+static bool upstream_slices_state(KvsPyObject *manager, const char *type)
+{
+	(void)manager;
+	(void)type;
+	return false;
+}
+
+static KvsPyObject *send_states(const struct kvs_replaced *call, KvsPyObject *info, KvsPyObject *request)
+{
+	struct kvs_states states = {
+	        .call = call,
+	        .send = {.manager = call->self, .info = info, .request = request},
+	        .rest = kvs_py.PySequence_List(kvs_prefill_argument(call, "src_state_indices")),
+	        .dst_lists = kvs_prefill_argument(call, "dst_state_indices"),
+	        .upstream = upstream_slices_state,
+	};
+	KvsPyObject *result = NULL;
+	bool left = false;
+	if (states.rest && kvs_prefill_states(&states, &left)) {
+		if (kvs_prefill_failed(call->self, request))
+			kvs_prefill_raise(call->self, request);
+		else
+			result = left ? kvs_py.PyObject_CallFunctionObjArgs(call->original, call->self, info,
+			                                                    states.rest, states.dst_lists, NULL)
+			              : kvs_py.PyList_New(0);
+	}
+	kvs_py.Py_DecRef(states.rest);
+	return result;
+}
+
+static KvsPyObject *replace_send_state(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	const struct kvs_replaced *call = KVS_CALL(send_state);
+	KvsPyObject *info = kvs_prefill_argument(call, "peer_info");
+	KvsPyObject *src_lists = kvs_prefill_argument(call, "src_state_indices");
+	KvsPyObject *dst_lists = kvs_prefill_argument(call, "dst_state_indices");
+	KvsPyObject *request = NULL;
+	if (kvs_py_is_exact(self, manager_class) && info && src_lists && dst_lists) {
+		KvsPyObject *key = kvs_py_attr(info, "engine_key");
+		if (!kvs_sglang_manager(self))
+			kvs_splice_observe(self, info);
+		else
+			request = kvs_prefill_request(self, key, "dst_state_indices", dst_lists);
+		kvs_py.Py_DecRef(key);
+	}
+	KvsPyObject *result = request ? send_states(call, info, request) : kvs_replaced_call(call);
+	kvs_py.Py_DecRef(request);
+	return result;
+}
+
+static KvsPyObject *replace_send_aux(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	const struct kvs_replaced *call = KVS_CALL(send_aux);
+	KvsPyObject *number = kvs_prefill_argument(call, "room");
+	struct kvs_text text = {""};
+	bool failed = false;
+	if (kvs_py_is_exact(self, manager_class) && number) {
+		long long room = kvs_py.PyLong_AsLongLong(number);
+		if (!kvs_py.PyErr_Occurred())
+			failed = kvs_splice_failed(self, (uint64_t)room, &text);
+		kvs_py.PyErr_Clear();
+	}
+	if (!failed)
+		return kvs_replaced_call(call);
+	kvs_sglang_raise(text.s[0] ? text.s : "kvsplice: the room was closed before its transfer ended");
+	return NULL;
+}
+
+/* ---- the tables ---- */
+
+/* Up to 0.5.12 the scheduler's own thread sends, and must not wait for a transfer. */
+static int prepare(KvsPyObject *module)
+{
+	KvsPyObject *class_object = kvs_py_attr(module, "MoriKVManager");
+	KvsPyObject *worker = class_object ? kvs_py_attr(class_object, "_transfer_worker") : NULL;
+	kvs_py.Py_DecRef(worker);
+	kvs_py.Py_DecRef(class_object);
+	if (worker)
+		return kvs_sglang_prepare();
+	kvs_log(KVS_LOG_WARN, "mori is left as it was: this release sends from the scheduler's own thread, later ones "
+	                      "(0.5.13 and up) from workers");
+	return 0;
+}
+
+static struct kvs_method registration_methods[] = {REGISTRATION_TABLE(KVS_METHOD_ROW)};
+static struct kvs_method prefill_methods[] = {PREFILL_TABLE(KVS_METHOD_ROW)};
+static struct kvs_method decode_methods[] = {DECODE_TABLE(KVS_METHOD_ROW)};
+
+static struct kvs_connector_role roles[] = {
+        KVS_ROLE("registration", registration_methods),
+        KVS_ROLE("prefill", prefill_methods),
+        KVS_ROLE("decode", decode_methods),
+};
+
+struct kvs_connector kvs_mori = {
+        .name = "mori",
+        .module = "sglang.srt.disaggregation.mori.conn",
+        .prepare = prepare,
+        .roles = roles,
+        .role_count = sizeof roles / sizeof roles[0],
+};
