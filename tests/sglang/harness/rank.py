@@ -6,9 +6,11 @@ import ctypes
 import importlib
 import os
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable, Optional, Sequence
 
 from .context import HOST, Topology, enter, sender_arguments, use_private_mooncake_engine
@@ -16,7 +18,8 @@ from .shapes import CANARY, UNUSED, Shape
 
 PREFILL = "prefill"
 DECODE = "decode"
-CLASS_PREFIX = {"mooncake": "Mooncake", "nixl": "Nixl"}
+CLASS_PREFIX = {"mooncake": "Mooncake", "nixl": "Nixl", "mori": "Mori"}
+DOUBLES = Path(__file__).resolve().parents[2] / "doubles"   # of engines that have no package
 AUX_ROWS = 64
 AUX_BYTES = (64, 256)   # bytes of a row in each metadata buffer
 
@@ -64,6 +67,12 @@ class Call:
     destinations: tuple[int, ...]
 
 
+def import_connector(name: str) -> Any:
+    if (DOUBLES / name).is_dir():
+        sys.path.insert(0, str(DOUBLES / name))
+    return importlib.import_module(f"sglang.srt.disaggregation.{name}.conn")
+
+
 class Rank:
     """The methods that a driver calls by name; see nursery.serve."""
 
@@ -83,7 +92,7 @@ class Rank:
         """Start SGLang's bootstrap server here; returns its port once it answers."""
         import requests
 
-        module = importlib.import_module(f"sglang.srt.disaggregation.{connector}.conn")
+        module = import_connector(connector)
         with socket.socket() as probe:
             probe.bind((HOST, 0))
             port: int = probe.getsockname()[1]
@@ -101,7 +110,7 @@ class Rank:
         os.environ.update(config.environment)
         self.config = config
         server_args = enter(config.place, config.bootstrap_port, config.shape.page_size)
-        self.module = importlib.import_module(f"sglang.srt.disaggregation.{config.connector}.conn")
+        self.module = import_connector(config.connector)
         prefix = CLASS_PREFIX[config.connector]
         manager_class = getattr(self.module, f"{prefix}KVManager")
         self.sender_class = getattr(self.module, f"{prefix}KVSender")
