@@ -18,6 +18,7 @@
 #include "../log.h"
 #include "../options.h"
 #include "audit_block.h"
+#include "finder.h"
 #include "patch.h"
 
 struct watched {
@@ -78,12 +79,14 @@ static bool is_initializing(KvsPyObject *module)
 	return yes;
 }
 
-/* Patch the module if it is there and whole. True: it is on its way and has to be looked at again. */
+/* Patch the module if it is there and whole. True: it is on its way, and some thread has to look at it again. */
 static bool look_at(size_t i, KvsPyObject *dict)
 {
 	struct watched *module = &watched[i];
-	if (atomic_load(&module->done) || importing & 1U << i)
+	if (atomic_load(&module->done))
 		return false;
+	if (importing & 1U << i)
+		return true;
 	KvsPyObject *object = kvs_py.PyDict_GetItemString(dict, module->connector->module);
 	if (!object || object == kvs_py.none)
 		return false;
@@ -122,17 +125,49 @@ static int which(const char *name, ssize_t size)
 	return -1;
 }
 
+static int which_object(KvsPyObject *name)
+{
+	ssize_t size = 0;
+	const char *text = name ? kvs_py.PyUnicode_AsUTF8AndSize(name, &size) : NULL;
+	if (!text) {
+		kvs_py.PyErr_Clear();
+		return -1;
+	}
+	return which(text, size);
+}
+
+static bool is_importing(KvsPyObject *name)
+{
+	int i = which_object(name);
+	return i >= 0 && importing & 1U << i;
+}
+
+static void has_run(KvsPyObject *module)
+{
+	KvsPyObject *name = kvs_py_attr(module, "__name__");
+	int i = which_object(name);
+	if (i >= 0 && !atomic_load(&watched[i].done))
+		patch(&watched[i], module);
+	kvs_py.Py_DecRef(name);
+}
+
+static const struct kvs_finder finder = {.wanted = is_importing, .loaded = has_run};
+
 /* 0: go on with the import; -1: it failed, the exception is set, and doing it again would run the module twice. */
 static int import_and_patch(int i, KvsPyObject *name)
 {
 	if (atomic_load(&watched[i].done) || importing & 1U << i || !in_main_interpreter())
 		return 0;
 	importing |= 1U << i;
+	bool entered = kvs_finder_enter(&finder);
 	KvsPyObject *top = kvs_py.PyImport_ImportModuleLevelObject(name, NULL, NULL, NULL, 0);
+	if (entered)
+		kvs_finder_leave();
 	importing &= ~(1U << i);
 	if (!top)
 		return -1;
 	kvs_py.Py_DecRef(top);
+	/* Still to do where the loader could not be wrapped, or another thread was there first without an event. */
 	KvsPyObject *module = kvs_py.PyDict_GetItemWithError(kvs_py.PyImport_GetModuleDict(), name);
 	kvs_py.PyErr_Clear();
 	if (module && !atomic_load(&watched[i].done)) {
@@ -146,18 +181,12 @@ static int import_and_patch(int i, KvsPyObject *name)
 static int on_import(KvsPyObject *args)
 {
 	KvsPyObject *name = kvs_py.PyTuple_GetItem(args, 0);
-	ssize_t size = 0;
-	const char *text = name ? kvs_py.PyUnicode_AsUTF8AndSize(name, &size) : NULL;
-	if (!text) {
-		kvs_py.PyErr_Clear();
-		return 0;
-	}
+	int i = which_object(name);
 	if (!atomic_load_explicit(&modules, memory_order_relaxed) && in_main_interpreter()) {
 		KvsPyObject *dict = kvs_py.PyImport_GetModuleDict();
 		kvs_py.Py_IncRef(dict);
 		atomic_store_explicit(&modules, dict, memory_order_release);
 	}
-	int i = which(text, size);
 	return i < 0 ? 0 : import_and_patch(i, name);
 }
 

@@ -266,3 +266,57 @@ def kill_switch(context: Context) -> None:
     lay(context)
     result = python(context, f"import kvs_fixture.conn as conn\n{SHOW}", KVSPLICE_ENABLE="0", KVSPLICE_LOG="debug", KVSPLICE_HELP="1")
     equal("status 0\n--- output\n3\n--- error\n", result.show(), "with KVSPLICE_ENABLE=0")
+
+
+@check
+def import_system(context: Context) -> None:
+    """the import system is as before: finders, loader, spec, path hooks"""
+    lay(context)
+    script = """
+        import sys
+        before = list(sys.meta_path), list(sys.path_hooks)
+        import kvs_fixture.conn as conn
+        print((sys.meta_path, sys.path_hooks) == before, conn.__spec__, sorted(vars(conn.__loader__)), conn.__spec__._initializing)
+        print(sys.modules["kvs_fixture"].conn is conn, conn.__loader__.exec_module)
+    """
+    def without_addresses(text: str) -> str:
+        return re.sub(r"0x[0-9a-f]+", "0x", text)
+    equal(without_addresses(python(context, script, hooked=False).show()), without_addresses(python(context, script).show()), "with the library")
+
+
+@check
+def own_finders(context: Context) -> None:
+    """a module that another finder or loader brings, one whose loader cannot be wrapped, and one from a zip file"""
+    lay(context)
+    head = """
+        import importlib.abc, importlib.machinery, sys
+        class Loader(importlib.abc.Loader):
+            BODY
+            def exec_module(self, module):
+                exec(open("kvs_fixture/source").read(), vars(module))
+        class Finder:
+            def find_spec(self, name, path, target=None):
+                if name == "kvs_fixture.conn":
+                    return importlib.machinery.ModuleSpec(name, Loader())
+        sys.meta_path.insert(0, Finder())
+        sys.meta_path.append(Finder())
+        before = list(sys.meta_path)
+        import kvs_fixture.conn as conn
+        print(conn.Receiver().poll(), sys.meta_path == before)
+    """
+    context.write("kvs_fixture/source", CONN)
+    (context.folder / "kvs_fixture" / "conn.py").unlink()
+    for body in ("pass", "__slots__ = ()", "def __setattr__(self, name, value): raise TypeError('frozen')"):
+        result = python(context, head.replace("BODY", body))
+        equal("('spliced', 3) True\n", result.out, f"{body}: {result.show()}")
+    result = python(context, """
+        import sys, zipfile
+        with zipfile.ZipFile("pack.zip", "w") as pack:
+            pack.write("kvs_fixture/__init__.py")
+            pack.write("kvs_fixture/source", "kvs_fixture/conn.py")
+            pack.write("kvs_fixture/other.py")
+        sys.path.insert(0, "pack.zip")
+        import kvs_fixture.conn as conn, kvs_fixture.other as other
+        print(conn.__loader__.archive, conn.Receiver().poll(), other.Other().work())
+    """)
+    equal("pack.zip ('spliced', 3) ('spliced', 'worked')\n", result.out, result.show())
