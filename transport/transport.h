@@ -56,7 +56,7 @@ struct kvs_transport_ops {
 	bool (*open)(struct kvs_link *link, struct kvs_text *text);
 	/*
 	 * Prefill, the worker, no lock held, the only one in this link's stream: pack and send the request's plan. Ends
-	 * early, with false, when the request is told to stop (kvs_request_stopped). False with text.
+	 * early, with false, when the request is told to stop (kvs_request_stopped) and at its deadline. False with text.
 	 */
 	bool (*send)(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_text *text);
 	/* Decode, the agent, no lock held: take at most one piece (far below 2 ms of copying). text for the failures.
