@@ -89,6 +89,23 @@ static void accept_all(int listener, bool is_unix)
 	}
 }
 
+/* The connection ended, or what came over it is no message for us. */
+static void bad_connection(struct kvs_link *link, bool ended, const struct kvs_text *text)
+{
+	if (ended && link->role == KVS_ROLE_PREFILL && link->state != KVS_LINK_READY) {
+		kvs_link_drop(
+		        link,
+		        "the decode ended the handshake (%.200s): its record is outdated or its kvsplice of another "
+		        "version, its log says which",
+		        text->s);
+		return;
+	}
+	if (!ended)
+		kvs_log(KVS_LOG_WARN, "%s: %s", link->name[0] != '\0' ? link->name : "a stranger's connection",
+		        text->s);
+	kvs_link_drop(link, "%s", text->s);
+}
+
 static void read_messages(struct kvs_link *link)
 {
 	struct kvs_text text;
@@ -101,10 +118,7 @@ static void read_messages(struct kvs_link *link)
 		if (next == KVS_CONN_NONE)
 			return;
 		if (next == KVS_CONN_BAD) {
-			if (open)
-				kvs_log(KVS_LOG_WARN, "%s: %s",
-				        link->name[0] != '\0' ? link->name : "a stranger's connection", text.s);
-			kvs_link_drop(link, "%s", text.s);
+			bad_connection(link, !open, &text);
 			return;
 		}
 		if (link->role == KVS_ROLE_PREFILL)
