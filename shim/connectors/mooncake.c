@@ -180,8 +180,8 @@ static KvsPyObject *replace_send_aux(KvsPyObject *self, KvsPyObject *args, KvsPy
 	KvsPyObject *request = kvs_py_argument(args, kwargs, 0, "req");
 	uint64_t room = 0;
 	struct kvs_text text = {""};
-	if (kvs_py_is_exact(self, manager_class) && request && kvs_sglang_room(request, "room", &room) &&
-	    kvs_splice_failed(self, room, &text)) {
+	if (kvs_py_is_exact(self, manager_class) && request && kvs_splice_request_failed(self, request, &text)) {
+		kvs_sglang_room(request, "room", &room);
 		kvs_sglang_record_failure(self, room, text.s);
 		return kvs_py.PyLong_FromLongLong(-1);
 	}

@@ -185,21 +185,15 @@ enum kvs_sent kvs_prefill_send_kv(struct kvs_send *send, KvsPyObject *key)
 	return KVS_SENT_STOCK;
 }
 
-static bool failure_of(KvsPyObject *manager, KvsPyObject *request, struct kvs_text *text_p)
-{
-	uint64_t room = 0;
-	return kvs_sglang_room(request, "room", &room) && kvs_splice_failed(manager, room, text_p);
-}
-
 bool kvs_prefill_failed(KvsPyObject *manager, KvsPyObject *request)
 {
-	return failure_of(manager, request, NULL);
+	return kvs_splice_request_failed(manager, request, NULL);
 }
 
 void kvs_prefill_raise(KvsPyObject *manager, KvsPyObject *request)
 {
 	struct kvs_text text = {""};
-	bool known = failure_of(manager, request, &text) && text.s[0];
+	bool known = kvs_splice_request_failed(manager, request, &text) && text.s[0];
 	kvs_sglang_raise(known ? text.s : "kvsplice: the room was closed before its transfer ended");
 }
 

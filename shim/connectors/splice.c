@@ -10,6 +10,7 @@
 #define ATTRIBUTE_PEER       "_kvsplice_peer"
 #define ATTRIBUTE_GENERATION "_kvsplice_generation"
 #define ATTRIBUTE_CHUNK      "_kvsplice_chunk"
+#define ATTRIBUTE_FAILED     "_kvsplice_failed"
 
 static void peer_destroy(KvsPyObject *capsule)
 {
@@ -81,6 +82,20 @@ bool kvs_splice_failed(KvsPyObject *manager, uint64_t room, struct kvs_text *tex
 	return m && kvs_source_failed(m->endpoint, room, text_p);
 }
 
+bool kvs_splice_request_failed(KvsPyObject *manager, KvsPyObject *request, struct kvs_text *text_p)
+{
+	uint64_t room = 0;
+	if (kvs_sglang_room(request, "room", &room) && kvs_splice_failed(manager, room, text_p))
+		return true;
+	/* The mark outlives the endpoint: memory that was given back in mid-request must not end in a success. */
+	char reason[KVS_TEXT_SIZE];
+	if (!kvs_py_attr_text(request, ATTRIBUTE_FAILED, reason, sizeof reason))
+		return false;
+	if (text_p)
+		kvs_text_set(text_p, "%s", reason);
+	return true;
+}
+
 void kvs_splice_observe(KvsPyObject *manager, KvsPyObject *info)
 {
 	if (!info || kvs_options()->policy != KVS_POLICY_OFF || !kvs_splice_tp_differs(manager, info))
@@ -112,6 +127,7 @@ static bool transport_named(const char *name)
 
 /* The request in numbers, from the moment that it is known to be ours. */
 struct job {
+	KvsPyObject *request;
 	uint64_t endpoint;
 	uint64_t room;
 	uint64_t generation;
@@ -123,11 +139,21 @@ struct job {
 	uint32_t dst_count;
 };
 
+/* Nothing more is sent for this request, and send_aux fails it. */
+static enum kvs_sent mark(KvsPyObject *request, const char *reason)
+{
+	KvsPyObject *text = kvs_py.PyUnicode_FromString(reason);
+	if (!text || kvs_py.PyObject_SetAttrString(request, ATTRIBUTE_FAILED, text) != 0)
+		kvs_py.PyErr_Clear();
+	kvs_py.Py_DecRef(text);
+	return KVS_SENT_FAILED;
+}
+
 static enum kvs_sent fail(const struct job *job, const char *reason)
 {
 	kvs_log(KVS_LOG_WARN, "room %llu, component %s: %s", (unsigned long long)job->room, job->component, reason);
 	kvs_source_fail(job->endpoint, job->peer, job->room, job->generation, reason);
-	return KVS_SENT_FAILED;
+	return mark(job->request, reason);
 }
 
 static uint32_t next_chunk(KvsPyObject *request)
@@ -171,7 +197,8 @@ static enum kvs_sent send_pull(const struct kvs_send *send, struct job *job)
 	case KVS_ACT_REFUSE:
 		return fail(job, verdict.text.s);
 	default:
-		return moved ? KVS_SENT_DONE : fail(job, text.s);
+		/* The agent has logged it, and told the decode. */
+		return moved ? KVS_SENT_DONE : mark(job->request, text.s);
 	}
 }
 
@@ -223,7 +250,8 @@ enum kvs_sent kvs_splice_send(const struct kvs_send *send)
 	bool equal = !kvs_splice_tp_differs(send->manager, send->info);
 	if (equal && kvs_options()->policy != KVS_POLICY_ALL && !kvs_sglang_splices_equal(m, send->component))
 		return KVS_SENT_STOCK;
-	struct job job = {.endpoint = m->endpoint,
+	struct job job = {.request = send->request,
+	                  .endpoint = m->endpoint,
 	                  .component = send->component < m->layout->component_count
 	                                       ? m->layout->components[send->component].type
 	                                       : "?"};
@@ -243,7 +271,7 @@ enum kvs_sent kvs_splice_send(const struct kvs_send *send)
 	if (!job.generation && equal)
 		return KVS_SENT_STOCK;
 	job.peer = peer->id;
-	if (kvs_source_failed(job.endpoint, job.room, NULL))
+	if (kvs_splice_request_failed(send->manager, send->request, NULL))
 		return KVS_SENT_FAILED;
 	if (peer->refusal.s[0])
 		return fail(&job, peer->refusal.s);

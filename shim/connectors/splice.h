@@ -54,8 +54,11 @@ enum kvs_sent {
 
 enum kvs_sent kvs_splice_send(const struct kvs_send *send);
 
-/* Did this room fail on our side? text_p gets the reason. */
+/* Did this room fail on our side, or was it cancelled? text_p (may be NULL) gets the reason. */
 bool kvs_splice_failed(KvsPyObject *manager, uint64_t room, struct kvs_text *text_p);
+
+/* The same of a transfer info's room, also when its memory was given back since. */
+bool kvs_splice_request_failed(KvsPyObject *manager, KvsPyObject *request, struct kvs_text *text_p);
 
 /* KVSPLICE_POLICY=off: say once per decode rank what would be spliced for it. */
 void kvs_splice_observe(KvsPyObject *manager, KvsPyObject *info);
