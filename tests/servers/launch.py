@@ -182,7 +182,7 @@ def wait_until_ready(servers: Sequence[Server], seconds: float,
 
 
 @contextlib.contextmanager
-def running(specs: Sequence[Spec], logs: Path, seconds: float = 180.0,
+def running(specs: Sequence[Spec], logs: Path, seconds: float = 300.0,
             progress: Callable[[str], None] = lambda text: None) -> Iterator[list[Server]]:
     """Servers that are ready; all of them are stopped at the end, however it comes."""
     servers: list[Server] = []
