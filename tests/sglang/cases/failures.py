@@ -12,9 +12,9 @@ from harness.fleet import Fleet, Request, gather
 from harness.rank import Outcome
 
 SMALL = shapes.GPT_OSS_120B.with_layers(2, 3)
-# 32 MiB for each 1,000 tokens: copying 8,000 of them takes long enough to be interrupted.
+# 32 MiB for each 1,000 tokens: copying 5,000 of them takes long enough to be interrupted.
 LARGE = shapes.GPT_OSS_120B.with_layers(16, 2)
-LARGE_TOKENS = 8000
+LARGE_TOKENS = 5000
 STOCK_TEXT = "Failed to get kvcache from prefill instance"
 OTHER = 0x77            # another request's bytes in pages that were given up
 
@@ -23,7 +23,8 @@ def expect_failed(senders: list[Outcome], receivers: list[Outcome], begin: float
     expect_ends(senders, FAILED, "prefill")
     expect_ends(receivers, FAILED, "decode")
     for outcome in receivers:
-        expect(outcome.ended - begin < 1.0, f"the decode learnt of it after {outcome.ended - begin:.2f} s")
+        # A decode without the library hears of it after what its prefill sends before, through its engine.
+        expect(outcome.ended - begin < (1.0 if ours else 10.0), f"the decode learnt of it after {outcome.ended - begin:.2f} s")
         if ours:
             expect(outcome.text and STOCK_TEXT not in outcome.text, f"the decode was told only '{outcome.text}'")
 
@@ -92,10 +93,11 @@ def decode_pages(fleet: Fleet, request: Request, method: str) -> list[bool]:
 def decode_aborts(bench: Bench) -> None:
     """The decode gives a request up at any moment and its pages to another: no byte of it lands there later."""
     with bench.fleet(LARGE, 2, 1, tokens=LARGE_TOKENS) as fleet:
+        first = fleet.request()
+        fleet.run([first])
         caught = 0
-        for delay in (None, 0.0, 0.002, 0.01, 0.03):
-            request = fleet.request()
-            fleet.fill(request)
+        for delay in (None, 0.0, 0.002, 0.005, 0.015):
+            request = first.again(fleet.new_room())
             fleet.open(request)
             if delay is not None:
                 fleet.send(request)
@@ -107,20 +109,16 @@ def decode_aborts(bench: Bench) -> None:
             if delay is None:
                 # The prefill may not have heard of it yet.
                 fleet.send(request)
-            ends = fleet.finish([request], 10.0)
-            senders, receivers = ends[request.room]
+            senders, receivers = fleet.finish([request], 10.0)[request.room]
             expect(all(outcome.status in (FAILED, SUCCESS) for outcome in senders), f"prefill: {senders}")
             caught += receivers[0].status == FAILED
             time.sleep(0.1)
             expect(all(decode_pages(fleet, request, "scribbled")), f"written after an abort at {delay}")
             expect_alive(fleet.prefill)
-            fleet.give_back(request)
         expect(caught >= 3, f"only {caught} of 5 aborts came before the end: nothing is proved")
-        last = fleet.request()
+        last = first.again(fleet.new_room())
         fleet.run([last])
-        stale = [problem for problem in fleet.problems([last]) if "which no list names" not in problem
-                 and "metadata" not in problem]
-        expect(not stale, "\n".join(stale[:5]))
+        expect_bytes(fleet, [last])
 
 
 @case("decode-clears-after-success", True)
@@ -142,38 +140,40 @@ def clears(bench: Bench) -> None:
 def prefill_aborts(bench: Bench) -> None:
     """The prefill gives a request up and reuses its pages: the decode either has every byte or knows that it failed."""
     with bench.fleet(LARGE, 2, 1, tokens=LARGE_TOKENS) as fleet:
+        first = fleet.request()
+        fleet.run([first])
         failed = 0
         for delay in (0.0, 0.002, 0.01):
-            request = fleet.request()
+            request = first.again(fleet.new_room())
             fleet.fill(request)
+            fleet.wipe(request)
             fleet.open(request)
             fleet.send(request)
             time.sleep(delay)
             gather([(rank, "abort", {"room": request.room}) for rank in fleet.prefill])
-            gather([(rank, "scribble", {"component": component, "items": items, "value": OTHER})
-                    for component, items in enumerate(request.sources) for rank in fleet.prefill[:1]])
-            receivers = fleet.decode[0].call("await_end", rooms=[request.room], timeout=5.0)
-            outcome = receivers[request.room]
+            for component, items in enumerate(request.sources):
+                fleet.prefill[0].call("scribble", component=component, items=items, value=OTHER)
+            outcome = fleet.decode[0].call("await_end", rooms=[request.room], timeout=5.0)[request.room]
             expect(outcome.status in (FAILED, SUCCESS), f"the decode was not told of an abort at {delay}: {outcome}")
             if outcome.status == SUCCESS:
                 expect_bytes(fleet, [request])
             failed += outcome.status == FAILED
             expect_alive(fleet.prefill)
-            gather([(rank, "clear", {"room": request.room}) for rank in (*fleet.prefill, *fleet.decode)])
-            for component, items in enumerate(request.targets):
-                fleet.decode[0].call("scribble", component=component, items=items, value=0xC5)
-            fleet.give_back(request)
+            fleet.clear(request)
         expect(failed, "no abort came before the end: nothing is proved")
-        last = fleet.request()
+        last = first.again(fleet.new_room())
+        fleet.fill(last)
         fleet.run([last])
+        expect_bytes(fleet, [last])
 
 
 @case("decode-killed", True, ("0.5.21",))
 def decode_killed(bench: Bench) -> None:
-    """A decode rank dies in mid-request: the prefill fails the room, keeps its threads and serves another decode."""
+    """A decode rank dies in mid-request: the prefill ends the room and keeps its threads."""
     with bench.fleet(LARGE, 1, 2, tokens=LARGE_TOKENS) as fleet:
-        request = fleet.request()
-        fleet.fill(request)
+        first = fleet.request()
+        fleet.run([first])
+        request = first.again(fleet.new_room())
         fleet.open(request)
         fleet.send(request)
         time.sleep(0.01)
@@ -189,8 +189,9 @@ def decode_killed(bench: Bench) -> None:
 def prefill_killed(bench: Bench) -> None:
     """A prefill rank dies in mid-request: the decode fails the room within a second, saying why."""
     with bench.fleet(LARGE, 2, 1, tokens=LARGE_TOKENS) as fleet:
-        request = fleet.request()
-        fleet.fill(request)
+        first = fleet.request()
+        fleet.run([first])
+        request = first.again(fleet.new_room())
         fleet.open(request)
         fleet.send(request)
         time.sleep(0.01)

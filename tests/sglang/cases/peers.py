@@ -50,9 +50,10 @@ def frames(bench: Bench) -> None:
     """Every tested release reads in our longer messages exactly what it reads in the stock ones."""
     seen = {}
     for library in (False, True):
-        with bench.fleet(SHORT, 1, 1, prefill_library=False, decode_library=library, record_messages=True) as fleet:
-            run_checked(fleet)
+        with bench.fleet(SHORT, 2, 1, prefill_library=False, decode_library=library, record_messages=True) as fleet:
+            fleet.open(fleet.request())
             seen[library] = fleet.prefill[0].call("take_messages")
+    expect([parser for parser, _ in seen[True]] == ["KVArgsRegisterInfo", "TransferInfo"], f"{seen[True]}")
     for (parser, stock), (same, ours) in zip(seen[False], seen[True]):
         expect(parser == same and len(stock) < RECORD_FRAME, f"{parser} has {len(stock)} frames")
         expect(len(ours) == RECORD_FRAME + 1 and all(not frame for frame in ours[len(stock):RECORD_FRAME]),

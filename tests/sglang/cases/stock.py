@@ -2,15 +2,25 @@
 """What each release does by itself. These prove that the harness can fail, and what kvsplice starts from."""
 from __future__ import annotations
 
+from functools import partial
+
 from harness import shapes
 from harness.case import Bench, case, expect, expect_alive, expect_bytes, wait_for
-from harness.fleet import Fleet
+from harness.fleet import Fleet, RankProxy
 from harness.rank import Call
 
 REFUSAL = ("Transfer thread failed because of PD Disaggregation does NOT support PD different TP sizes for non-MLA "
            "SWA hybrid models yet.")
 SHORT = shapes.GPT_OSS_120B.with_layers(1, 2)
 OLDER = ("0.5.18", "0.5.21")
+
+
+def lost_a_thread(rank: RankProxy) -> bool:
+    return bool(rank.call("threads").get("transfer_worker") == 3)
+
+
+def says(rank: RankProxy, text: str) -> bool:
+    return text in rank.log()
 
 
 def expect_refused(fleet: Fleet) -> None:
@@ -20,10 +30,9 @@ def expect_refused(fleet: Fleet) -> None:
     fleet.open(request)
     fleet.send(request)
     for rank in fleet.prefill:
-        expect(wait_for(lambda rank=rank: rank.call("threads").get("transfer_worker") == 3, 10),
+        expect(wait_for(partial(lost_a_thread, rank), 10),
                f"no transfer thread of {rank.name} ended: {rank.call('threads')}\n{rank.log_tail()}")
-        expect(wait_for(lambda rank=rank: REFUSAL in rank.log(), 2), f"{rank.name} said something else:\n"
-                                                                     f"{rank.log_tail()}")
+        expect(wait_for(partial(says, rank, REFUSAL), 2), f"{rank.name} said something else:\n{rank.log_tail()}")
     for rank in fleet.decode:
         expect(rank.call("poll", room=request.room) == 2, f"{rank.name} was told of the failure")
         problems = rank.call("check", holds=[])

@@ -11,14 +11,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
 from .context import Topology
 from .rank import AUX_ROWS, DECODE, PREFILL, SUCCESS, WAITING, Outcome, RankConfig
-from .shapes import Shape
+from .shapes import CANARY, Shape
 
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = ROOT / "tests" / "sglang"
@@ -191,6 +191,11 @@ class Request:
     chunk_pages: int = 0        # 0: one chunk
     prefill_group: int = 0      # data-parallel group on either side
     decode_group: int = 0
+    content: int = 0            # the room whose bytes the pages hold, where it is not this one
+
+    def again(self, room: int) -> Request:
+        """The same pages with the same bytes, under another number."""
+        return replace(self, room=room, content=self.content or self.room)
 
     def chunks(self) -> list[list[int]]:
         pages = self.sources[0]
@@ -307,18 +312,26 @@ class Fleet:
                        self._rows[PREFILL].pop(), self._rows[DECODE].pop(), chunk_pages, prefill_group, decode_group)
 
     def give_back(self, request: Request) -> None:
+        """Its pages and rows are free again, and the decode's hold the canary."""
+        self.wipe(request)
         for role, items, row in ((PREFILL, request.sources, request.source_row),
                                  (DECODE, request.targets, request.target_row)):
             for free, used in zip(self._free[role], items):
                 free.extend(used)
             self._rows[role].append(row)
 
+    def wipe(self, request: Request) -> None:
+        for component, items in enumerate(request.targets):
+            gather([(rank, "scribble", {"component": component, "items": items, "value": CANARY})
+                    for rank in self.decode_ranks(request)])
+        gather([(rank, "scribble_aux", {"row": request.target_row}) for rank in self.decode_ranks(request)])
+
     def find_prefill(self) -> None:
         if not all(gather([(rank, "find_prefill", {}) for rank in self.decode])):
             raise RankError("a decode rank does not find the prefill")
 
     def fill(self, request: Request) -> None:
-        gather([(rank, "fill", {"room": request.room, "items": request.sources, "first_pages": request.first_pages,
+        gather([(rank, "fill", {"room": request.content or request.room, "items": request.sources, "first_pages": request.first_pages,
                                 "aux_row": request.source_row}) for rank in self.prefill_ranks(request)])
 
     def open(self, request: Request) -> None:
@@ -340,7 +353,7 @@ class Fleet:
     def send(self, request: Request, chunks: Optional[slice] = None) -> float:
         """Send these chunks (all) from every rank; returns the time at which the first one began."""
         every = request.chunks()
-        begin = []
+        begin: list[float] = []
         for number in range(len(every))[chunks or slice(None)]:
             last = number == len(every) - 1
             begin += gather([(rank, "send", {
@@ -387,7 +400,7 @@ class Fleet:
         """Every byte of every rank: requests that must have arrived, and nothing else."""
         calls = []
         for index, rank in enumerate(self.decode):
-            holds = [(request.room, request.targets, request.first_pages, request.target_row)
+            holds = [(request.content or request.room, request.targets, request.first_pages, request.target_row)
                      for request in requests if request.decode_group == index // self.config.decode_tp]
             calls.append((rank, "check", {"holds": holds}))
         return [f"{rank.name}: {problem}" for (rank, _, _), problems in zip(calls, gather(calls))

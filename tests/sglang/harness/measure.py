@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
 
 from .fleet import Fleet, FleetConfig, Nurseries, RankError, Request, gather
 from .rank import SUCCESS, Timing
-from .shapes import CANARY, Shape
+from .shapes import Shape
 
 
 @dataclass
@@ -78,29 +78,22 @@ def measure(fleet: Fleet, contestant: str, tokens: int, repeat: int, timeout: fl
     result = Result(contestant, tokens)
     request = fleet.request(tokens)
     fleet.fill(request)
-    content = request.room
     try:
         once(fleet, request, timeout)       # connections are made at the first request
         for _ in range(repeat):
-            request = replace(request, room=fleet.new_room())
+            request = request.again(fleet.new_room())
             result.samples.append(once(fleet, request, timeout))
-        for component, items in enumerate(request.targets):
-            gather([(rank, "scribble", {"component": component, "items": items, "value": CANARY})
-                    for rank in fleet.decode])
-        request = replace(request, room=fleet.new_room())
+        fleet.wipe(request)
+        request = request.again(fleet.new_room())
         once(fleet, request, timeout)
     except RankError as error:
         result.failure, result.samples = str(error).splitlines()[0], []
         return result
     result.reports = [report for report in fleet.reports() if report["room"] == str(request.room)]
-    problems = fleet.problems([replace(request, room=content)])
+    problems = fleet.problems([request])
     if problems:
         result.failure = f"wrong bytes: {problems[0]}"
     fleet.give_back(request)
-    for component, items in enumerate(request.targets):
-        gather([(rank, "scribble", {"component": component, "items": items, "value": CANARY})
-                for rank in fleet.decode])
-    gather([(rank, "scribble_aux", {"row": request.target_row}) for rank in fleet.decode])
     return result
 
 
