@@ -125,6 +125,13 @@ struct kvs_cuda_gpu *kvs_cuda_gpu_of(const struct kvs_cuda *cuda, uint64_t addre
 	return gpu;
 }
 
+void kvs_cuda_gpu_ref(struct kvs_cuda_gpu *gpu)
+{
+	pthread_mutex_lock(&lock);
+	gpu->refs++;
+	pthread_mutex_unlock(&lock);
+}
+
 void kvs_cuda_gpu_put(struct kvs_cuda_gpu *gpu)
 {
 	if (gpu == NULL)

@@ -29,6 +29,9 @@ struct kvs_cuda_gpu {
  */
 struct kvs_cuda_gpu *kvs_cuda_gpu_of(const struct kvs_cuda *cuda, uint64_t address, struct kvs_text *text);
 
+/* One more reference. Any thread. */
+void kvs_cuda_gpu_ref(struct kvs_cuda_gpu *gpu);
+
 /* NULL is accepted. The last reference unloads the kernel. */
 void kvs_cuda_gpu_put(struct kvs_cuda_gpu *gpu);
 
