@@ -152,7 +152,7 @@ bool kvs_case_split(struct kvs_case *c, uint32_t src_tensor, uint32_t dst_tensor
 		return true;
 	}
 	n = larger / smaller;
-	if (larger % smaller || n > c->group || c->group % n || (src != dst && !as_heads))
+	if (larger % smaller || c->group % n || (src != dst && !as_heads))
 		return kvs_case_refuse(c, KVS_REFUSE_LENGTHS,
 		                       "tensor %u of the prefill, %u of the decode: the lengths do not go together "
 		                       "with %u %s ranks for each %s rank",

@@ -445,6 +445,11 @@ Test(policy_plan, pipelines_on_both_sides)
 	shape_layer_ids(decode, 0, 2, 3);
 	kvs_policy_judge(prefill, decode, 0, false, &verdict);
 	cr_assert_eq(verdict.refusal, KVS_REFUSE_TENSORS);
+	shape_layer_ids(decode, 0, 2, 2);
+	prefill->components[0].tensor_count = 0;
+	kvs_policy_judge(prefill, decode, 0, false, &verdict);
+	cr_assert_eq(verdict.refusal, KVS_REFUSE_TENSORS);
+	prefill->components[0].tensor_count = 4;
 	shape_layer_ids(decode, 0, 2, 0);
 	decode->pp_rank = 0;
 	kvs_policy_judge(prefill, decode, 0, false, &verdict);
