@@ -123,7 +123,10 @@ def build_fixture(library: Path) -> Path:
     folder = library.parent
     if not (folder / "CMakeCache.txt").is_file():
         raise SystemExit(f"{folder} is no build folder: give --fixture PATH")
-    subprocess.run(["cmake", "--build", str(folder), "--target", "kvsplice-fixture"], check=True, stdout=subprocess.DEVNULL)
+    command = ["cmake", "--build", str(folder), "--target", "kvsplice-fixture"]
+    built = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if built.returncode:
+        raise SystemExit(f"{' '.join(command)}:\n{built.stdout.decode(errors='replace')}")
     return folder / "tests" / "preload" / "libkvsplice-fixture.so"
 
 
