@@ -139,7 +139,7 @@ class Rank:
         for pool, pages in zip(shape.pools, config.pages):
             first, heads = pool.heads_of(place.tp_size, place.tp_rank)
             self.components.append([Buffer(pool, entry, pages, shape.page_size, first, heads, fill,
-                                           config.reserve_only) for entry in range(2 * pool.layers)])
+                                           config.reserve_only) for entry in range(pool.entries)])
         self.aux = [np.full((AUX_ROWS, size), fill, dtype=np.uint8) for size in AUX_BYTES]
         full, states = self.components[0], self.components[1:]
         args = KVArgs()

@@ -12,20 +12,28 @@ UNUSED = 0x3A       # prefill pages that nobody asked for
 
 @dataclass(frozen=True)
 class Pool:
-    """One component: layers of pages [token][head][head bytes], all keys before all values."""
+    """One component: layers of pages [token][head][head bytes], all keys before all values (0 bytes: no values)."""
     kind: str           # KV, or the value of an SGLang StateType
     layers: int
     heads: int          # of the whole model
     key_bytes: int      # per head and token
     value_bytes: int
     window: int = 0     # tokens that the layers attend to; 0: all
+    replicated: bool = False    # every rank holds all heads
 
     def heads_of(self, tp_size: int, tp_rank: int) -> tuple[int, int]:
         """First head and number of heads that a rank holds; with more ranks than heads a head is on several."""
+        if self.replicated:
+            return 0, self.heads
         if tp_size <= self.heads:
             count = self.heads // tp_size
             return tp_rank * count, count
         return tp_rank // (tp_size // self.heads), 1
+
+    @property
+    def entries(self) -> int:
+        """Registered buffers."""
+        return self.layers * (2 if self.value_bytes else 1)
 
     def entry_bytes(self, entry: int) -> int:
         """Bytes per head and token of one registered buffer."""
