@@ -135,7 +135,7 @@ class Server:
         return False
 
     def tail(self, lines: int = 25) -> str:
-        return f"the end of {self.log}:\n" + "\n".join(self.text().splitlines()[-lines:])
+        return f"the end of {self.log}:\n" + "\n".join(line[:300] for line in self.text().splitlines()[-lines:])
 
     def _group_lives(self) -> bool:
         self._process.poll()    # a zombie still counts as a member of its group
