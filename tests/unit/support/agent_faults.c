@@ -46,7 +46,7 @@ static enum kvs_step slow_pull(struct kvs_link *link, struct kvs_sink *sink, str
 {
 	enum kvs_step step = kvs_transport_host.pull(link, sink, text);
 	if (step != KVS_STEP_IDLE)
-		usleep(2000);
+		usleep(5000);
 	return step;
 }
 

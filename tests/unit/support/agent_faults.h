@@ -10,7 +10,7 @@
 
 #define FAULT_ORDER "rdma,host,tcp"
 
-/* Each piece takes two milliseconds at the decode. */
+/* Each piece takes five milliseconds at the decode. */
 void fault_slow(void);
 /* The decode's side fails after three pieces. */
 void fault_pull(void);

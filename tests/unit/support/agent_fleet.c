@@ -55,6 +55,13 @@ void (*fleet_child_setup)(void);
 
 static struct fleet_log *fleet_log;
 
+/* Asked for by the leak check of a sanitizer build: Criterion's own memory is not what these tests are about. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+	return "leak:libcriterion\n";
+}
+
 static void log_sink(enum kvs_log_level level, const char *function, const char *message)
 {
 	uint32_t i = atomic_fetch_add(&fleet_log->count, 1);
@@ -352,6 +359,18 @@ static uint64_t touched_items(const struct fleet *fleet, uint32_t first, uint32_
 uint64_t fleet_touched(const struct fleet *fleet, uint32_t room)
 {
 	return touched_items(fleet, room * fleet->shape.pages, fleet->shape.pages);
+}
+
+bool fleet_reached(const struct fleet *fleet, uint32_t room, uint32_t percent)
+{
+	/* The bytes come tensor by tensor, item by item. */
+	const struct kvs_component *component = &fleet->decode[0]->components[0];
+	uint64_t at = (uint64_t)component->tensor_count * fleet->shape.pages * percent / 100;
+	const struct kvs_tensor *tensor = &component->tensors[at / fleet->shape.pages];
+	int32_t item = fleet->dst[(uint64_t)room * fleet->shape.pages + at % fleet->shape.pages];
+	const _Atomic uint64_t *word =
+	        (const _Atomic uint64_t *)(uintptr_t)(tensor->address + (uint64_t)item * tensor->item_len);
+	return atomic_load(word) != FLEET_CANARY * 0x0101010101010101u;
 }
 
 uint64_t fleet_strayed(const struct fleet *fleet)

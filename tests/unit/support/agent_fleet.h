@@ -56,6 +56,8 @@ void fleet_fill(struct fleet *fleet);
 uint64_t fleet_wrong(const struct fleet *fleet, uint32_t room);
 /* Bytes of a room that are no longer canary. */
 uint64_t fleet_touched(const struct fleet *fleet, uint32_t room);
+/* Has the transfer of a room from prefill rank 0 come so far? Looks at one word. */
+bool fleet_reached(const struct fleet *fleet, uint32_t room, uint32_t percent);
 /* Bytes outside of all rooms that are no longer canary. */
 uint64_t fleet_strayed(const struct fleet *fleet);
 
