@@ -11,6 +11,14 @@
 
 typedef unsigned long long address_t;
 
+#ifdef __cplusplus
+#define KERNEL                      extern "C" __global__
+#define READ(word, address)         (*(const word *)(address))
+#define WRITE(word, address, value) (*(word *)(address) = (value))
+#else
+#define KERNEL static /* READ and WRITE are the double's */
+#endif
+
 struct unit {
 	const struct kvs_gpu_copy *copy;
 	const struct kvs_gpu_pair *pairs; /* from its first item on */
@@ -59,12 +67,12 @@ static __device__ __forceinline__ void places(const struct unit *unit, unsigned 
 				if (offset >= unit->size) \
 					continue; \
 				places(unit, offset, &from, &to[i]); \
-				value[i] = *(const word *)from; \
+				value[i] = READ(word, from); \
 			} \
 			_Pragma("unroll") for (unsigned i = 0; i < (unroll); i++) \
 			{ \
 				if ((first + i * KVS_GPU_THREADS) * sizeof(word) < unit->size) \
-					*(word *)to[i] = value[i]; \
+					WRITE(word, to[i], value[i]); \
 			} \
 		} \
 	}
@@ -127,7 +135,7 @@ static __device__ __forceinline__ unsigned word_of(const struct unit *unit)
 	return word;
 }
 
-extern "C" __global__ void __launch_bounds__(KVS_GPU_THREADS)
+KERNEL void __launch_bounds__(KVS_GPU_THREADS)
         kvs_copy_kernel(const struct kvs_gpu_copy *copies, const struct kvs_gpu_pair *pairs, const struct kvs_gpu_span span)
 {
 	for (unsigned long long number = span.unit_begin + blockIdx.x; number < span.unit_end; number += gridDim.x) {
