@@ -56,7 +56,7 @@ void (*fleet_child_setup)(void);
 static struct fleet_log *fleet_log;
 
 /* Asked for by the leak check of a sanitizer build: Criterion's own memory is not what these tests are about. */
-const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
 	return "leak:libcriterion\n";
