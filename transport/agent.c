@@ -12,6 +12,7 @@
 
 #include "link.h"
 #include "log.h"
+#include "rdma.h"
 #include "sock.h"
 
 #define EVENTS        64
@@ -157,6 +158,12 @@ static void on_event(const struct epoll_event *event)
 		return;
 	case KVS_WATCH_LISTEN_TCP:
 		accept_all(kvs_state.listen_tcp, false);
+		return;
+	case KVS_WATCH_VERBS:
+		kvs_rdma_device_event(event->data.u64 & (UINT64_MAX >> 8));
+		return;
+	case KVS_WATCH_RDMA:
+		kvs_rdma_event(link);
 		return;
 	case KVS_WATCH_STAGING:
 		kvs_event_clear(link->staging.data);
@@ -316,6 +323,7 @@ void kvs_agent_stop(void)
 	kvs_agent_wake();
 	kvs_unlock();
 	pthread_join(thread, NULL);
+	kvs_rdma_stop();
 	kvs_lock();
 	close_all();
 	kvs_state.running = false;
@@ -352,6 +360,7 @@ static void forget_link(struct kvs_link *link)
  */
 void kvs_agent_after_fork_in_child(void)
 {
+	kvs_rdma_after_fork_in_child();
 	for (struct kvs_link *link = kvs_state.links; link != NULL; link = link->next)
 		forget_link(link);
 	close_all();

@@ -34,9 +34,13 @@ struct kvs_agent_config {
 	uint64_t staging_bytes; /* per link */
 	const char *transports; /* comma-separated names in order of preference */
 	const char *listen; /* ADDRESS[:FIRST-LAST] of the control socket; NULL: the address given at registration */
-	const char *secret_file; /* NULL: none */
-	const char *stats_path;  /* NULL: none; the metrics go to "<path>.<pid>" */
-	bool splice_equal_tp;    /* KVSPLICE_POLICY=all */
+	const char *secret_file;    /* NULL: none */
+	const char *stats_path;     /* NULL: none; the metrics go to "<path>.<pid>" */
+	bool splice_equal_tp;       /* KVSPLICE_POLICY=all */
+	const char *rdma_device;    /* "name" or "name:port"; NULL or empty: chosen */
+	int rdma_gid;               /* 1 + the index of the only GID to use; 0: chosen */
+	uint8_t rdma_service_level; /* 0 to 15 */
+	uint8_t rdma_traffic_class;
 };
 
 /* False: a value makes no sense (text says which) and the former configuration stays. */

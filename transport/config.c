@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,6 +42,11 @@ static bool parse(const struct kvs_agent_config *config, struct kvs_config *pars
 	parsed->timeout_ms = config->timeout_ms;
 	parsed->staging_bytes = config->staging_bytes;
 	parsed->splice_equal_tp = config->splice_equal_tp;
+	parsed->rdma_gid = config->rdma_gid;
+	parsed->rdma_service_level = config->rdma_service_level & 15;
+	parsed->rdma_traffic_class = config->rdma_traffic_class;
+	if (config->rdma_device != NULL)
+		(void)snprintf(parsed->rdma_device, sizeof(parsed->rdma_device), "%s", config->rdma_device);
 	parsed->order_count = kvs_transport_order(config->transports == NULL ? DEFAULT_TRANSPORTS : config->transports,
 	                                          parsed->order, &why);
 	if (parsed->order_count == 0) {

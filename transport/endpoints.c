@@ -8,6 +8,7 @@
 #include "link.h"
 #include "log.h"
 #include "memory.h"
+#include "rdma.h"
 #include "rooms.h"
 #include "sock.h"
 #include "sources.h"
@@ -121,6 +122,7 @@ void kvs_endpoint_remove(uint64_t id)
 		at = &(*at)->next;
 	*at = endpoint->next;
 	kvs_sources_forget_all(id);
+	kvs_rdma_forget_endpoint(id);
 	kvs_endpoint_unref(endpoint);
 	kvs_stats_changed(&kvs_state.stats);
 	kvs_unlock();

@@ -52,6 +52,24 @@ static struct kvs_room *flight_room(const struct kvs_link *link, const struct kv
 	return kvs_rooms_find(link->endpoint->id, flight->room, flight->generation);
 }
 
+/* Nothing is on its way into the room's memory any more: it may be closed. */
+static void let_go(struct kvs_flight *flight)
+{
+	if (flight->held == NULL)
+		return;
+	flight->held->busy--;
+	flight->held = NULL;
+	pthread_cond_broadcast(&kvs_state.changed);
+}
+
+/* End its stream at the transport. */
+static void close_stream(struct kvs_link *link, struct kvs_flight *flight, bool ok)
+{
+	if (flight->started)
+		flight_ops(flight)->close(link, ok);
+	let_go(flight);
+}
+
 /* The first decider of a failure writes the warning. */
 static void fail_flight(struct kvs_link *link, struct kvs_flight *flight, const char *text)
 {
@@ -60,8 +78,7 @@ static void fail_flight(struct kvs_link *link, struct kvs_flight *flight, const 
 		kvs_log(KVS_LOG_WARN, "room %" PRIu64 ": %s", flight->room, text);
 		kvs_room_fail(room, text);
 	}
-	if (flight->started)
-		flight_ops(flight)->close(link, false);
+	close_stream(link, flight, false);
 	send_done(link, flight->request, false, text);
 	unlink_flight(link, flight);
 }
@@ -79,8 +96,8 @@ static void complete_flight(struct kvs_link *link, struct kvs_flight *flight, st
 	if (flight->started) {
 		room->transports |= 1U << flight->transport;
 		kvs_state.stats.bytes_in[flight->transport] += bytes;
-		flight_ops(flight)->close(link, true);
 	}
+	close_stream(link, flight, true);
 	send_done(link, flight->request, true, "");
 	unlink_flight(link, flight);
 }
@@ -184,7 +201,7 @@ void kvs_flight_cancel(struct kvs_link *link, uint64_t request, const char *text
 static void hand_over(struct kvs_link *link, struct kvs_flight *flight, const char *text)
 {
 	uint32_t failed = flight->transport, last = link->route_count - 1;
-	flight_ops(flight)->close(link, false);
+	close_stream(link, flight, false);
 	flight->started = false;
 	flight->tried |= 1U << failed;
 	for (uint32_t i = 0; i < last; i++) {
@@ -227,6 +244,7 @@ void kvs_flights_end(struct kvs_link *link)
 			kvs_room_fail(room, text.s);
 		}
 		kvs_state.stats.pulls_failed++;
+		close_stream(link, flight, false);
 		unlink_flight(link, flight);
 	}
 }
@@ -244,7 +262,8 @@ static void start_flight(struct kvs_link *link, struct kvs_flight *flight)
 	struct kvs_writer body = {.data = NULL};
 	flight->started = true;
 	flight->transport = link->route[i];
-	flight->sink = (struct kvs_sink){.stream = ++link->last_stream, .plan = flight->plan};
+	flight->sink =
+	        (struct kvs_sink){.stream = ++link->last_stream, .component = flight->component, .plan = flight->plan};
 	struct kvs_msg_go msg = {.request = flight->request,
 	                         .stream = flight->sink.stream,
 	                         .bytes = flight->plan->bytes,
@@ -277,6 +296,13 @@ static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 	kvs_lock();
 	/* Only this thread ends flights and decode links, and a busy room is not freed: all three are still there. */
 	room->busy--;
+	bool in_flight = flight_ops(flight)->in_flight != NULL && flight_ops(flight)->in_flight(link);
+	if (in_flight && flight->held == NULL) {
+		flight->held = room;
+		room->busy++;
+	} else if (!in_flight) {
+		let_go(flight);
+	}
 	if (room->closing)
 		pthread_cond_broadcast(&kvs_state.changed);
 	switch (step) {

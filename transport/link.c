@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "log.h"
+#include "rdma.h"
 
 bool kvs_watch_add(int fd, uint32_t events, enum kvs_watch watch, uint64_t link)
 {
@@ -55,6 +56,7 @@ void kvs_link_unref(struct kvs_link *link)
 		return;
 	kvs_conn_close(&link->conn);
 	kvs_staging_drop(&link->staging);
+	kvs_rdma_free(link);
 	if (link->data_fd >= 0)
 		close(link->data_fd);
 	if (link->worker_wake >= 0)

@@ -53,6 +53,7 @@ struct kvs_flight {
 	uint32_t transport; /* once started */
 	uint32_t tried;     /* mask of the transports that failed for it */
 	struct kvs_sink sink;
+	struct kvs_room *held; /* its busy count is ours as well: something is on its way into its memory */
 	uint64_t plan_ns, copy_ns, asked_ns;
 };
 
@@ -93,6 +94,7 @@ struct kvs_link {
 	/* tcp: as above. */
 	int data_fd;
 	uint8_t *data_buffer;
+	struct kvs_rdma *rdma; /* rdma.h; NULL: none */
 
 	struct kvs_request *requests; /* prefill */
 	bool streaming;               /* a worker is in the stream */
@@ -108,9 +110,11 @@ enum kvs_watch {
 	KVS_WATCH_WAKE,
 	KVS_WATCH_LISTEN_UNIX,
 	KVS_WATCH_LISTEN_TCP,
-	KVS_WATCH_LINK,
+	KVS_WATCH_VERBS, /* a number of rdma_device.h instead of a link */
+	KVS_WATCH_LINK,  /* this one and those after it have a link */
 	KVS_WATCH_STAGING,
 	KVS_WATCH_DATA,
+	KVS_WATCH_RDMA,
 };
 
 bool kvs_watch_add(int fd, uint32_t events, enum kvs_watch watch, uint64_t link);

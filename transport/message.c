@@ -59,6 +59,7 @@ void kvs_put_identity(struct kvs_writer *writer, const struct kvs_msg_identity *
 	kvs_put_u32(writer, msg->transports);
 	kvs_put_u32(writer, msg->device_memory);
 	kvs_put_u32(writer, msg->splice_equal_tp);
+	kvs_put_rdma_offer(writer, &msg->rdma);
 	kvs_put_layout(writer, msg->layout);
 }
 
@@ -73,6 +74,7 @@ bool kvs_get_identity(struct kvs_reader *reader, struct kvs_msg_identity *msg_p,
 	msg_p->transports = kvs_get_u32(reader);
 	msg_p->device_memory = kvs_get_u32(reader);
 	msg_p->splice_equal_tp = kvs_get_u32(reader);
+	kvs_get_rdma_offer(reader, &msg_p->rdma);
 	msg_p->layout = kvs_get_layout(reader, text);
 	if (msg_p->layout == NULL)
 		return false;

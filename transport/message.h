@@ -7,6 +7,7 @@
 #define KVS_TRANSPORT_MESSAGE_H
 
 #include "identity.h"
+#include "rdma_device.h"
 #include "wire.h"
 
 #define KVS_NONCE_SIZE     32
@@ -30,9 +31,10 @@ struct kvs_msg_challenge {
 struct kvs_msg_identity {
 	uint8_t proof[KVS_PROOF_SIZE];
 	struct kvs_identity identity;
-	uint32_t transports;       /* mask of those that the prefill allows */
-	uint32_t device_memory;    /* some of its memory is on a GPU */
-	uint32_t splice_equal_tp;  /* the prefill's policy holds for the link */
+	uint32_t transports;      /* mask of those that the prefill allows */
+	uint32_t device_memory;   /* some of its memory is on a GPU */
+	uint32_t splice_equal_tp; /* the prefill's policy holds for the link */
+	struct kvs_rdma_offer rdma;
 	struct kvs_layout *layout; /* decoder: owned by the caller */
 };
 

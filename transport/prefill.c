@@ -13,12 +13,14 @@
 
 #include "link.h"
 #include "log.h"
+#include "rdma.h"
 #include "sha256.h"
 #include "sock.h"
 
 #define PENDING_MAX (256u << 10)
-#define RETRY_NS    1000000000u /* after a handshake that failed: each room of that peer need not wait for the next one \
-	                         */
+#define RETRY_NS \
+	1000000000u /* after a handshake that failed: each room of that peer need not wait for the next one \
+	             */
 
 static void send_hello(struct kvs_link *link)
 {
@@ -185,6 +187,7 @@ static void on_challenge(struct kvs_link *link, const struct kvs_msg_challenge *
 	                                  .splice_equal_tp = config->splice_equal_tp,
 	                                  .layout = link->endpoint->layout};
 	link->splice_equal_tp = config->splice_equal_tp;
+	kvs_rdma_offer(link, &answer.rdma);
 	kvs_secret_proof("prefill", link->nonce, msg->nonce, link->conn.key, answer.proof);
 	kvs_put_identity(&body, &answer);
 	link->state = KVS_LINK_PROVING;
@@ -354,7 +357,7 @@ void kvs_prefill_message(struct kvs_link *link, uint16_t type, struct kvs_reader
 			request->told_by_decode = true;
 		if (request != NULL)
 			end_request(link, request, msg.end.number == 1, msg.end.text.s);
-	} else {
+	} else if (!kvs_rdma_message(link, type, body, &text)) {
 		kvs_link_drop(link, "%s", text.s[0] != '\0' ? text.s : "a message that has no place here");
 	}
 }

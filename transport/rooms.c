@@ -105,6 +105,7 @@ static void close_room(uint64_t endpoint, uint64_t number, enum kvs_room_end end
 		(*at)->closing = true;
 		if ((*at)->busy == 0)
 			break;
+		kvs_agent_wake(); /* what is in flight by itself is ended by it */
 		pthread_cond_wait(&kvs_state.changed, &kvs_state.lock);
 	}
 	struct kvs_room *room = *at;

@@ -15,7 +15,8 @@
 #include "stats.h"
 #include "transport.h"
 
-#define KVS_SECRET_MAX 4096
+#define KVS_SECRET_MAX       4096
+#define KVS_RDMA_CHOICE_SIZE 80
 
 struct kvs_link;
 struct kvs_room;
@@ -30,6 +31,10 @@ struct kvs_config {
 	char *listen;
 	char *stats_path;
 	bool splice_equal_tp;
+	char rdma_device[KVS_RDMA_CHOICE_SIZE];
+	int rdma_gid; /* as in kvs_agent_config */
+	uint8_t rdma_service_level;
+	uint8_t rdma_traffic_class;
 	bool has_secret;
 	uint8_t secret[KVS_SECRET_MAX];
 	size_t secret_size;

@@ -21,7 +21,7 @@ struct kvs_request;
 /* Number on the wire and in masks (never used again for another), enumerator, name, operations, why there are none. */
 #define KVS_TRANSPORT_TABLE(X) \
 	X(0, CUDA_IPC, "cuda_ipc", NULL, "not in this build") \
-	X(1, RDMA, "rdma", NULL, "not in this build") \
+	X(1, RDMA, "rdma", &kvs_transport_rdma, "") \
 	X(2, HOST, "host", &kvs_transport_host, "") \
 	X(3, TCP, "tcp", &kvs_transport_tcp, "") \
 	X(4, ENGINE, "engine", NULL, "for peers without kvsplice")
@@ -44,6 +44,7 @@ enum kvs_step {
 /* The receiving side of a stream. */
 struct kvs_sink {
 	uint64_t stream;
+	uint32_t component;
 	const struct kvs_plan *plan;
 	struct kvs_cursor cursor;
 	uint64_t position; /* bytes in place */
@@ -56,7 +57,8 @@ struct kvs_transport_ops {
 	bool (*open)(struct kvs_link *link, struct kvs_text *text);
 	/*
 	 * Prefill, the worker, no lock held, the only one in this link's stream: pack and send the request's plan. Ends
-	 * early, with false, when the request is told to stop (kvs_request_stopped) and at its deadline. False with text.
+	 * early, with false, when the request is told to stop (kvs_request_stopped) and at its deadline. False with
+	 * text.
 	 */
 	bool (*send)(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_text *text);
 	/* Decode, the agent, no lock held: take at most one piece (far below 2 ms of copying). text for the failures.
@@ -66,6 +68,11 @@ struct kvs_transport_ops {
 	bool (*ready)(const struct kvs_link *link);
 	/* Decode, the agent, about to sleep: ask to be woken. False: something is there already. NULL: events tell. */
 	bool (*wait)(struct kvs_link *link);
+	/*
+	 * Decode, the agent: may memory still be written between two pulls? While it is true the room is not closed;
+	 * close ends it. NULL: never.
+	 */
+	bool (*in_flight)(const struct kvs_link *link);
 	/* Either end, the lock held: the stream ended; ok: every byte of it was taken. What is in flight is stale. */
 	void (*close)(struct kvs_link *link, bool ok);
 };
@@ -76,6 +83,7 @@ struct kvs_transport_row {
 	const char *reason;
 };
 
+extern const struct kvs_transport_ops kvs_transport_rdma;
 extern const struct kvs_transport_ops kvs_transport_host;
 extern const struct kvs_transport_ops kvs_transport_tcp;
 

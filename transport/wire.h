@@ -25,18 +25,22 @@
 
 /* Name, number on the wire, what it is for, the longest body. Numbers are never used again for something else. */
 #define KVS_MESSAGE_TABLE(X) \
-	X(HELLO, 1, "hello", KVS_WIRE_SMALL)               /* prefill: which endpoint, a nonce */ \
-	X(CHALLENGE, 2, "challenge", KVS_WIRE_SMALL)       /* decode: a nonce, its proof of the secret */ \
-	X(IDENTITY, 3, "identity", KVS_WIRE_LAYOUT)        /* prefill: its proof, who it is, its layout */ \
-	X(WELCOME, 4, "welcome", KVS_WIRE_LAYOUT)          /* decode: its layout, the route, staging descriptors */ \
-	X(REFUSE, 5, "refuse", KVS_WIRE_SMALL)             /* either: no link, and why */ \
-	X(PULL, 6, "pull", KVS_WIRE_PULL)                  /* prefill: pull these items */ \
-	X(GO, 7, "go", KVS_WIRE_SMALL)                     /* decode: send the bytes over this transport */ \
-	X(ROUTE_FAILED, 8, "route-failed", KVS_WIRE_SMALL) /* prefill: cannot, use the next one */ \
-	X(DONE, 9, "done", KVS_WIRE_SMALL)                 /* decode: the pull has ended */ \
-	X(CANCEL, 10, "cancel", KVS_WIRE_SMALL)            /* prefill: end the pull */ \
-	X(FAIL, 11, "fail", KVS_WIRE_SMALL)                /* prefill: the room has failed */ \
-	X(DATA, 12, "data", KVS_WIRE_SMALL)                /* prefill: this connection carries a link's bytes */
+	X(HELLO, 1, "hello", KVS_WIRE_SMALL)                /* prefill: which endpoint, a nonce */ \
+	X(CHALLENGE, 2, "challenge", KVS_WIRE_SMALL)        /* decode: a nonce, its proof of the secret */ \
+	X(IDENTITY, 3, "identity", KVS_WIRE_LAYOUT)         /* prefill: its proof, who it is, its layout */ \
+	X(WELCOME, 4, "welcome", KVS_WIRE_LAYOUT)           /* decode: its layout, the route, staging descriptors */ \
+	X(REFUSE, 5, "refuse", KVS_WIRE_SMALL)              /* either: no link, and why */ \
+	X(PULL, 6, "pull", KVS_WIRE_PULL)                   /* prefill: pull these items */ \
+	X(GO, 7, "go", KVS_WIRE_SMALL)                      /* decode: send the bytes over this transport */ \
+	X(ROUTE_FAILED, 8, "route-failed", KVS_WIRE_SMALL)  /* prefill: cannot, use the next one */ \
+	X(DONE, 9, "done", KVS_WIRE_SMALL)                  /* decode: the pull has ended */ \
+	X(CANCEL, 10, "cancel", KVS_WIRE_SMALL)             /* prefill: end the pull */ \
+	X(FAIL, 11, "fail", KVS_WIRE_SMALL)                 /* prefill: the room has failed */ \
+	X(DATA, 12, "data", KVS_WIRE_SMALL)                 /* prefill: this connection carries a link's bytes */ \
+	X(RDMA_CONNECT, 13, "rdma-connect", KVS_WIRE_SMALL) /* decode: make a queue pair to mine */ \
+	X(RDMA_READY, 14, "rdma-ready", KVS_WIRE_LAYOUT)    /* prefill: made, with the memory that may be read */ \
+	X(RDMA_CREDIT, 15, "rdma-credit", KVS_WIRE_SMALL)   /* decode: so many pieces may be packed */ \
+	X(RDMA_PACKED, 16, "rdma-packed", KVS_WIRE_SMALL)   /* prefill: so many are */
 
 enum kvs_message_type {
 #define X(id, number, name, limit) KVS_MESSAGE_##id = (number),
