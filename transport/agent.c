@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cuda_link.h"
 #include "link.h"
 #include "log.h"
 #include "rdma.h"
@@ -198,10 +199,12 @@ static int work(void)
 	if (busy || !kvs_flights_sleep())
 		return 0;
 	uint64_t now = kvs_now_ns();
-	int handshake = kvs_links_expire(now), stats = kvs_stats_due_ms(now);
-	if (handshake < 0 || stats < 0)
-		return handshake < 0 ? stats : handshake;
-	return handshake < stats ? handshake : stats;
+	int due[] = {kvs_links_expire(now), kvs_stats_due_ms(now), kvs_cuda_expire(now)}, least = -1;
+	for (size_t i = 0; i < sizeof(due) / sizeof(due[0]); i++) {
+		if (due[i] >= 0 && (least < 0 || due[i] < least))
+			least = due[i];
+	}
+	return least;
 }
 
 static void end_links(void)
@@ -361,6 +364,7 @@ static void forget_link(struct kvs_link *link)
 void kvs_agent_after_fork_in_child(void)
 {
 	kvs_rdma_after_fork_in_child();
+	kvs_cuda_after_fork_in_child();
 	for (struct kvs_link *link = kvs_state.links; link != NULL; link = link->next)
 		forget_link(link);
 	close_all();

@@ -8,7 +8,7 @@
 
 #include "wire.h"
 
-#define KVS_CONN_FD_MAX 4
+#define KVS_CONN_FD_MAX 16
 
 struct kvs_conn {
 	int fd; /* -1: closed */

@@ -23,18 +23,27 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
 }
 
-static bool make_bounce(struct kvs_cuda_engine *engine, struct kvs_text *text)
+bool kvs_cuda_engine_reserve(struct kvs_cuda_engine *engine, struct kvs_text *text)
 {
 	const struct kvs_cuda *cuda = engine->gpu->cuda;
+	struct kvs_cuda_scope scope;
 	void *memory = NULL;
-	if (!kvs_cuda_call(cuda, text, MemHostAlloc, &memory, (size_t)2 * KVS_CUDA_BOUNCE,
-	                   KVS_CU_HOSTALLOC_PORTABLE | KVS_CU_HOSTALLOC_DEVICEMAP))
+	if (engine->bounce != NULL)
+		return true;
+	if (!kvs_cuda_enter(&scope, cuda, engine->gpu->context, text))
 		return false;
-	engine->bounce = memory;
-	return kvs_cuda_call(cuda, text, MemHostGetDevicePointer, &engine->bounce_device, memory, 0);
+	bool ok = kvs_cuda_call(cuda, text, MemHostAlloc, &memory, (size_t)2 * KVS_CUDA_BOUNCE,
+	                        KVS_CU_HOSTALLOC_PORTABLE | KVS_CU_HOSTALLOC_DEVICEMAP);
+	if (ok && !kvs_cuda_call(cuda, text, MemHostGetDevicePointer, &engine->bounce_device, memory, 0)) {
+		(void)cuda->MemFreeHost(memory);
+		ok = false;
+	}
+	engine->bounce = ok ? memory : NULL;
+	kvs_cuda_leave(&scope);
+	return ok;
 }
 
-static bool open_inside(struct kvs_cuda_engine *engine, bool host_memory, struct kvs_text *text)
+static bool open_inside(struct kvs_cuda_engine *engine, struct kvs_text *text)
 {
 	const struct kvs_cuda *cuda = engine->gpu->cuda;
 	int least = 0, greatest = 0;
@@ -43,12 +52,10 @@ static bool open_inside(struct kvs_cuda_engine *engine, bool host_memory, struct
 	                     least) &&
 	       kvs_cuda_call(cuda, text, EventCreate, &engine->done,
 	                     KVS_CU_EVENT_BLOCKING_SYNC | KVS_CU_EVENT_DISABLE_TIMING) &&
-	       kvs_cuda_tables_reserve(engine, KVS_CUDA_TABLE_FIRST, text) &&
-	       (!host_memory || make_bounce(engine, text));
+	       kvs_cuda_tables_reserve(engine, KVS_CUDA_TABLE_FIRST, text);
 }
 
-bool kvs_cuda_engine_open(struct kvs_cuda_engine *engine, struct kvs_cuda_gpu *gpu, bool host_memory,
-                          struct kvs_text *text)
+bool kvs_cuda_engine_open(struct kvs_cuda_engine *engine, struct kvs_cuda_gpu *gpu, struct kvs_text *text)
 {
 	struct kvs_cuda_scope scope;
 	memset(engine, 0, sizeof(*engine));
@@ -57,7 +64,7 @@ bool kvs_cuda_engine_open(struct kvs_cuda_engine *engine, struct kvs_cuda_gpu *g
 	engine->gpu = gpu;
 	kvs_cuda_gpu_ref(gpu);
 	engine->piece = PIECE_FIRST;
-	bool ok = open_inside(engine, host_memory, text);
+	bool ok = open_inside(engine, text);
 	kvs_cuda_leave(&scope);
 	if (!ok)
 		kvs_cuda_engine_close(engine);
@@ -128,6 +135,8 @@ bool kvs_cuda_engine_begin(struct kvs_cuda_engine *engine, const struct kvs_plan
 		kvs_text_set(text, "items of %u bytes and more are not packed on a GPU", KVS_GPU_ITEM_MAX);
 		return false;
 	}
+	if (mode != KVS_GPU_DIRECT && !kvs_cuda_engine_reserve(engine, text))
+		return false;
 	if (!kvs_cuda_enter(&scope, engine->gpu->cuda, engine->gpu->context, text))
 		return false;
 	/* An earlier plan that was given up may still read the tables. */

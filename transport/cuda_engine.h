@@ -14,7 +14,7 @@
 #include "cuda_gpu.h"
 #include "kernels/copy.h"
 
-#define KVS_CUDA_BOUNCE (4u << 20) /* bytes of host memory that packed data passes through, twice per engine */
+#define KVS_CUDA_BOUNCE (4u << 20) /* bytes of page-locked memory that packed data passes through, twice per engine */
 
 /* KVSPLICE_CUDA_COPY */
 enum kvs_cuda_method {
@@ -45,7 +45,7 @@ struct kvs_cuda_engine {
 	size_t table_size;
 	size_t pairs_offset;
 
-	/* Page-locked memory that PACK and UNPACK pass through: two halves in turn. Made at the first use. */
+	/* Page-locked memory that PACK and UNPACK pass through: two halves in turn. */
 	uint8_t *bounce;
 	kvs_cu_pointer bounce_device;
 	uint32_t half;      /* PACK: the one being read. UNPACK uses the first alone */
@@ -58,9 +58,11 @@ struct kvs_cuda_engine {
 	uint64_t copies_2d;
 };
 
-/* A reference to the gpu is taken. host_memory: PACK and UNPACK will be used. False with text: nothing is left. */
-bool kvs_cuda_engine_open(struct kvs_cuda_engine *engine, struct kvs_cuda_gpu *gpu, bool host_memory,
-                          struct kvs_text *text);
+/* A reference to the gpu is taken. False with text: nothing is left. */
+bool kvs_cuda_engine_open(struct kvs_cuda_engine *engine, struct kvs_cuda_gpu *gpu, struct kvs_text *text);
+
+/* Make the memory that PACK and UNPACK pass through, if it is not there yet. False with text. */
+bool kvs_cuda_engine_reserve(struct kvs_cuda_engine *engine, struct kvs_text *text);
 
 /* Waits for what runs. Idempotent; a zeroed engine is accepted. */
 void kvs_cuda_engine_close(struct kvs_cuda_engine *engine);

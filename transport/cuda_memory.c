@@ -416,6 +416,19 @@ bool kvs_cuda_memory_renew(struct kvs_cuda_memory *memory, struct kvs_text *text
 	return ok;
 }
 
+bool kvs_cuda_memory_renew_if_changed(struct kvs_cuda_memory *memory, struct kvs_text *text)
+{
+	struct kvs_cuda_scope scope;
+	struct kvs_text ignored;
+	bool same = true;
+	if (!begin_check(memory, &scope, text))
+		return false;
+	for (uint32_t i = 0; i < memory->count && same; i++)
+		same = kvs_cuda_allocation_same(memory, &memory->allocations[i], &ignored);
+	end_check(memory, &scope);
+	return same || kvs_cuda_memory_renew(memory, text);
+}
+
 uint64_t kvs_cuda_memory_epoch(struct kvs_cuda_memory *memory)
 {
 	if (memory == NULL)

@@ -93,6 +93,9 @@ bool kvs_cuda_memory_check_items(struct kvs_cuda_memory *memory, uint32_t compon
  */
 bool kvs_cuda_memory_renew(struct kvs_cuda_memory *memory, struct kvs_text *text);
 
+/* The same, if any of it has changed. */
+bool kvs_cuda_memory_renew_if_changed(struct kvs_cuda_memory *memory, struct kvs_text *text);
+
 /* Grows with each renewal. Any thread; NULL memory: 0. */
 uint64_t kvs_cuda_memory_epoch(struct kvs_cuda_memory *memory);
 

@@ -8,6 +8,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "cuda_link.h"
 #include "link.h"
 #include "log.h"
 #include "rdma.h"
@@ -106,7 +107,8 @@ static void on_identity(struct kvs_link *link, struct kvs_msg_identity *msg)
 	link->splice_equal_tp = msg->splice_equal_tp != 0;
 	link->peer_transports = msg->transports;
 	link->peer_device_memory = msg->device_memory != 0;
-	if (!kvs_link_judge(link) || !kvs_rdma_take_offer(link, &msg->rdma)) {
+	if (!kvs_link_judge(link) || !kvs_rdma_take_offer(link, &msg->rdma) ||
+	    !kvs_cuda_take_offer(link, msg->cuda, msg->cuda_size)) {
 		kvs_link_drop(link, "out of memory");
 		return;
 	}
@@ -185,7 +187,8 @@ static bool work_message(struct kvs_link *link, uint16_t type, struct kvs_reader
 	} else if (type == KVS_MESSAGE_FAIL && kvs_get_fail(body, &msg.fail, text)) {
 		on_fail(link, &msg.fail);
 	} else {
-		return text->s[0] == '\0' && kvs_rdma_message(link, type, body, text);
+		return text->s[0] == '\0' && (kvs_rdma_message(link, type, body, text) ||
+		                              (text->s[0] == '\0' && kvs_cuda_message(link, type, body, text)));
 	}
 	return true;
 }

@@ -5,18 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_memory.h"
 #include "link.h"
 #include "log.h"
-#include "memory.h"
 #include "rdma.h"
 #include "rooms.h"
 #include "sock.h"
 #include "sources.h"
 
 /* Registered memory must be somewhere, and we must be able to reach it. */
-static bool check_memory(const struct kvs_layout *layout, bool *device_p, struct kvs_text *text)
+static bool check_memory(const struct kvs_layout *layout, struct kvs_text *text)
 {
-	*device_p = false;
 	for (uint32_t c = 0; c < layout->component_count; c++) {
 		for (uint32_t t = 0; t < layout->components[c].tensor_count; t++) {
 			const struct kvs_tensor *tensor = &layout->components[c].tensors[t];
@@ -27,7 +26,6 @@ static bool check_memory(const struct kvs_layout *layout, bool *device_p, struct
 				             c, KVS_NAME_SIZE, layout->components[c].type, t, tensor->length);
 				return false;
 			}
-			*device_p = *device_p || kvs_memory_is_device(tensor->address);
 		}
 	}
 	return true;
@@ -57,9 +55,8 @@ static void make_record(struct kvs_endpoint *endpoint)
 
 uint64_t kvs_endpoint_add(enum kvs_role role, const struct kvs_layout *layout, const char *host, struct kvs_text *text)
 {
-	bool device = false;
 	uint64_t id = 0;
-	if (!kvs_layout_check(layout, text) || !check_memory(layout, &device, text))
+	if (!kvs_layout_check(layout, text) || !check_memory(layout, text))
 		return 0;
 	struct kvs_endpoint *endpoint = calloc(1, sizeof(*endpoint));
 	struct kvs_layout *copy = kvs_layout_clone(layout);
@@ -71,11 +68,17 @@ uint64_t kvs_endpoint_add(enum kvs_role role, const struct kvs_layout *layout, c
 		free(host_copy);
 		return 0;
 	}
+	if (!kvs_cuda_memory_new(copy, &endpoint->cuda, text)) {
+		free(endpoint);
+		kvs_layout_free(copy);
+		free(host_copy);
+		return 0;
+	}
 	endpoint->refs = 1;
 	endpoint->role = role;
 	endpoint->layout = copy;
 	endpoint->host = host_copy;
-	endpoint->device_memory = device;
+	endpoint->device_memory = endpoint->cuda != NULL;
 	kvs_lock();
 	if (kvs_agent_start(role, host, text)) {
 		id = endpoint->id = ++kvs_state.last_id;
@@ -89,8 +92,6 @@ uint64_t kvs_endpoint_add(enum kvs_role role, const struct kvs_layout *layout, c
 		kvs_endpoint_unref(endpoint);
 	}
 	kvs_unlock();
-	if (id != 0 && device)
-		kvs_log(KVS_LOG_WARN, "the registered memory is on a GPU, which no transport of this build reaches");
 	return id;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_memory.h"
 #include "link.h"
 #include "log.h"
 #include "rooms.h"
@@ -102,6 +103,19 @@ static void complete_flight(struct kvs_link *link, struct kvs_flight *flight, st
 	unlink_flight(link, flight);
 }
 
+/* Is the memory that a plan writes still what it was when the room was opened? */
+static bool destination_same(const struct kvs_link *link, const struct kvs_room *room, const struct kvs_plan *plan,
+                             uint32_t component, struct kvs_text *text)
+{
+	struct kvs_cuda_memory *memory = link->endpoint->cuda;
+	if (room->memory_epoch != kvs_cuda_memory_epoch(memory)) {
+		kvs_text_set(text, "the decode's GPU memory was replaced after room %" PRIu64 " was opened",
+		             room->number);
+		return false;
+	}
+	return kvs_cuda_memory_check(memory, plan, KVS_SIDE_DESTINATION, component, text);
+}
+
 /* Everything that a pull must satisfy before any memory is touched. *plan_p is the caller's. */
 static bool check_pull(struct kvs_link *link, const struct kvs_room *room, const struct kvs_msg_pull *msg,
                        struct kvs_plan **plan_p, struct kvs_text *text)
@@ -126,7 +140,8 @@ static bool check_pull(struct kvs_link *link, const struct kvs_room *room, const
 		*text = verdict.text;
 		return false;
 	}
-	if (kvs_copy_guard(*plan_p, KVS_SIDE_DESTINATION, ours, msg->component, text))
+	if (kvs_copy_guard(*plan_p, KVS_SIDE_DESTINATION, ours, msg->component, text) &&
+	    destination_same(link, room, *plan_p, msg->component, text))
 		return true;
 	kvs_plan_free(*plan_p);
 	*plan_p = NULL;
@@ -313,7 +328,10 @@ static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 	case KVS_STEP_DONE:
 		if (room->closing)
 			return true; /* the next turn finds it closed */
-		complete_flight(link, flight, room);
+		if (destination_same(link, room, flight->plan, flight->component, &text))
+			complete_flight(link, flight, room);
+		else
+			fail_flight(link, flight, text.s);
 		return true;
 	case KVS_STEP_FAILED:
 		hand_over(link, flight, text.s);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 
+#include "cuda_link.h"
 #include "link.h"
 
 #define SPIN_NS 20000u /* about the time that the other side needs for half a slot */
@@ -14,16 +15,13 @@ static bool host_probe(const struct kvs_link *link, struct kvs_text *reason)
 		kvs_text_set(reason, "no unix socket to pass a descriptor over");
 		return false;
 	}
-	if (link->peer_device_memory || link->endpoint->device_memory) {
-		kvs_text_set(reason, "GPU memory");
-		return false;
-	}
 	return true;
 }
 
 static bool host_open(struct kvs_link *link, struct kvs_text *text)
 {
-	return kvs_staging_create(&link->staging, kvs_config_get()->staging_bytes, text);
+	return kvs_cuda_open_linear(link, text) &&
+	       kvs_staging_create(&link->staging, kvs_config_get()->staging_bytes, text);
 }
 
 /* Wait for an empty slot. False: the stream is to be left, or text says what is wrong. */
@@ -75,13 +73,15 @@ static bool host_send(struct kvs_link *link, struct kvs_request *request, uint64
 	while (left > 0) {
 		uint8_t *slot;
 		if (kvs_request_stopped(request) || !wait_for_slot(link, request, &slot, text))
-			return false;
+			break;
 		size_t size = left < link->staging.slot_size ? (size_t)left : link->staging.slot_size;
-		size = kvs_copy_pack(request->plan, &cursor, slot, size);
+		if (!kvs_linear_get(link, request->plan, stream, &cursor, slot, size, text))
+			break;
 		kvs_staging_commit(&link->staging, stream, (uint32_t)size);
 		left -= size;
 	}
-	return true;
+	kvs_linear_end(link);
+	return left == 0;
 }
 
 static enum kvs_step host_pull(struct kvs_link *link, struct kvs_sink *sink, struct kvs_text *text)
@@ -100,8 +100,11 @@ static enum kvs_step host_pull(struct kvs_link *link, struct kvs_sink *sink, str
 		kvs_text_set(text, "what the prefill wrote into the shared staging memory makes no sense");
 		return KVS_STEP_BROKEN;
 	}
-	sink->position += kvs_copy_unpack(sink->plan, &sink->cursor, slot, length);
+	bool placed = kvs_linear_put(link, sink, slot, length, text);
 	kvs_staging_release(&link->staging);
+	if (!placed)
+		return KVS_STEP_FAILED;
+	sink->position += length;
 	return sink->position == sink->plan->bytes ? KVS_STEP_DONE : KVS_STEP_PROGRESS;
 }
 
@@ -122,8 +125,9 @@ static bool host_wait(struct kvs_link *link)
 static void host_close(struct kvs_link *link, bool ok)
 {
 	/* Slots of the ended stream are skipped by their number; the ring goes on. */
-	(void)link;
 	(void)ok;
+	if (link->role == KVS_ROLE_DECODE)
+		kvs_linear_end(link);
 }
 
 const struct kvs_transport_ops kvs_transport_host = {

@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "cuda_link.h"
 #include "log.h"
 #include "rdma.h"
 
@@ -57,6 +58,7 @@ void kvs_link_unref(struct kvs_link *link)
 	kvs_conn_close(&link->conn);
 	kvs_staging_drop(&link->staging);
 	kvs_rdma_free(link);
+	kvs_cuda_free(link);
 	if (link->data_fd >= 0)
 		close(link->data_fd);
 	if (link->worker_wake >= 0)

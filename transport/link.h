@@ -94,7 +94,8 @@ struct kvs_link {
 	/* tcp: as above. */
 	int data_fd;
 	uint8_t *data_buffer;
-	struct kvs_rdma *rdma; /* rdma.h; NULL: none */
+	struct kvs_rdma *rdma;      /* rdma.h; NULL: none */
+	struct kvs_cuda_link *cuda; /* cuda_link.h; NULL: none */
 
 	struct kvs_request *requests; /* prefill */
 	bool streaming;               /* a worker is in the stream */

@@ -60,6 +60,8 @@ void kvs_put_identity(struct kvs_writer *writer, const struct kvs_msg_identity *
 	kvs_put_u32(writer, msg->device_memory);
 	kvs_put_u32(writer, msg->splice_equal_tp);
 	kvs_put_rdma_offer(writer, &msg->rdma);
+	kvs_put_u32(writer, msg->cuda_size);
+	kvs_put_bytes(writer, msg->cuda, msg->cuda_size);
 	kvs_put_layout(writer, msg->layout);
 }
 
@@ -75,6 +77,8 @@ bool kvs_get_identity(struct kvs_reader *reader, struct kvs_msg_identity *msg_p,
 	msg_p->device_memory = kvs_get_u32(reader);
 	msg_p->splice_equal_tp = kvs_get_u32(reader);
 	kvs_get_rdma_offer(reader, &msg_p->rdma);
+	msg_p->cuda_size = kvs_get_u32(reader);
+	msg_p->cuda = kvs_get_inside(reader, msg_p->cuda_size);
 	msg_p->layout = kvs_get_layout(reader, text);
 	if (msg_p->layout == NULL)
 		return false;

@@ -35,6 +35,8 @@ struct kvs_msg_identity {
 	uint32_t device_memory;   /* some of its memory is on a GPU */
 	uint32_t splice_equal_tp; /* the prefill's policy holds for the link */
 	struct kvs_rdma_offer rdma;
+	const void *cuda; /* kvs_cuda_exports_put's; decoder: inside the body that was read */
+	uint32_t cuda_size;
 	struct kvs_layout *layout; /* decoder: owned by the caller */
 };
 

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cuda_link.h"
 #include "link.h"
 #include "log.h"
 #include "rdma.h"
@@ -188,8 +189,13 @@ static void on_challenge(struct kvs_link *link, const struct kvs_msg_challenge *
 	                                  .layout = link->endpoint->layout};
 	link->splice_equal_tp = config->splice_equal_tp;
 	kvs_rdma_offer(link, &answer.rdma);
+	struct kvs_writer cuda = kvs_cuda_offer(link);
+	answer.cuda = cuda.data;
+	answer.cuda_size = (uint32_t)cuda.size;
 	kvs_secret_proof("prefill", link->nonce, msg->nonce, link->conn.key, answer.proof);
 	kvs_put_identity(&body, &answer);
+	body.failed = body.failed || cuda.failed;
+	free(cuda.data);
 	link->state = KVS_LINK_PROVING;
 	kvs_link_send(link, KVS_MESSAGE_IDENTITY, &body, NULL, 0);
 }
@@ -254,6 +260,12 @@ static void on_welcome(struct kvs_link *link, struct kvs_msg_welcome *msg)
 	kvs_text_set(&link->staging_text, "the decode offered no shared staging memory");
 	if (msg->slot_count > 0)
 		map_staging(link, msg);
+	struct kvs_text why;
+	bool linear = false;
+	for (uint32_t i = 0; i < link->route_count; i++)
+		linear = linear || link->route[i] == KVS_TRANSPORT_HOST || link->route[i] == KVS_TRANSPORT_TCP;
+	if (linear && !kvs_cuda_open_linear(link, &why))
+		kvs_log(KVS_LOG_WARN, "%s: GPU memory cannot be packed: %s", link->name, why.s);
 	if (!kvs_link_judge(link)) {
 		kvs_link_drop(link, "out of memory");
 		return;
@@ -357,7 +369,8 @@ void kvs_prefill_message(struct kvs_link *link, uint16_t type, struct kvs_reader
 			request->told_by_decode = true;
 		if (request != NULL)
 			end_request(link, request, msg.end.number == 1, msg.end.text.s);
-	} else if (!kvs_rdma_message(link, type, body, &text)) {
+	} else if (!kvs_rdma_message(link, type, body, &text) &&
+	           (text.s[0] != '\0' || !kvs_cuda_message(link, type, body, &text))) {
 		kvs_link_drop(link, "%s", text.s[0] != '\0' ? text.s : "a message that has no place here");
 	}
 }

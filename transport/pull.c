@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_link.h"
 #include "link.h"
 #include "log.h"
 #include "sources.h"
@@ -212,15 +213,33 @@ static void unlink_request(struct kvs_link *link, struct kvs_request *request)
 		*at = request->next;
 }
 
-/* The lock held. */
-static bool pull_locked(struct kvs_link *link, const struct kvs_pull *pull, uint64_t deadline_ns, struct kvs_text *text)
+/* The link knows memory that is no longer there: end it, so that the next one is told of what there is now. */
+static void end_stale(struct kvs_link *link, uint64_t deadline_ns, const char *why)
 {
+	kvs_link_drop(link, "%.400s", why);
+	while (link->state != KVS_LINK_DEAD && kvs_wait_until(&kvs_state.changed, deadline_ns)) {
+	}
+}
+
+/* The lock held. *stale_p: nothing was asked, and another link may carry it. */
+static bool pull_locked(struct kvs_link *link, const struct kvs_pull *pull, uint64_t deadline_ns, bool *stale_p,
+                        struct kvs_text *text)
+{
+	bool renewed = false, stale = false;
 	struct kvs_plan *plan = NULL;
 	struct kvs_request request = {.room = pull->room, .deadline_ns = deadline_ns};
 	kvs_unlock();
-	bool planned = make_plan(link, pull, &plan, text);
+	bool planned = make_plan(link, pull, &plan, text) &&
+	               kvs_cuda_sources_same(link, plan, pull->component, &renewed, text);
 	kvs_lock();
+	if (!planned && renewed) {
+		kvs_plan_free(plan);
+		end_stale(link, deadline_ns, text->s);
+		*stale_p = true;
+		return false;
+	}
 	if (!planned) {
+		kvs_plan_free(plan);
 		fail_room(link, pull->endpoint, pull->room, pull->generation, text->s, true);
 		kvs_log(KVS_LOG_WARN, "room %" PRIu64 ": %s", pull->room, text->s);
 		return false;
@@ -243,11 +262,20 @@ static bool pull_locked(struct kvs_link *link, const struct kvs_pull *pull, uint
 		/* Done or not: source pages that were given away meanwhile were perhaps packed with somebody else's. */
 		if (request.ok && kvs_sources_ended(pull->endpoint, pull->room, &request.text))
 			request.ok = false;
+		if (request.ok && link->endpoint->cuda != NULL) {
+			kvs_unlock();
+			request.ok = kvs_cuda_sources_same(link, plan, pull->component, &renewed, &request.text);
+			kvs_lock();
+			request.told_by_decode = request.ok;
+			stale = !request.ok;
+		}
 		if (!request.ok) {
 			*text = request.text;
 			if (!request.told_by_decode && !request.cancelled)
 				kvs_log(KVS_LOG_WARN, "room %" PRIu64 ": %s", pull->room, text->s);
 			fail_room(link, pull->endpoint, pull->room, pull->generation, text->s, !request.told_by_decode);
+			if (stale)
+				kvs_link_drop(link, "%.400s", text->s);
 		}
 	}
 	kvs_plan_free(plan);
@@ -264,13 +292,19 @@ bool kvs_pull(const struct kvs_pull *pull, struct kvs_text *text)
 	if (endpoint != NULL)
 		endpoint->workers++;
 	if (!kvs_sources_ended(pull->endpoint, pull->room, &why)) {
-		struct kvs_link *link = ready_link(pull->endpoint, pull->peer, until, &why);
-		if (link != NULL) {
-			ok = pull_locked(link, pull, until, &why);
-			kvs_link_unref(link);
-		} else if (endpoint != NULL) {
+		struct kvs_link *link;
+		bool stale, again = false;
+		do {
+			stale = false;
+			link = ready_link(pull->endpoint, pull->peer, until, &why);
+			if (link != NULL) {
+				ok = pull_locked(link, pull, until, &stale, &why);
+				kvs_link_unref(link);
+			}
+			again = stale && !again;
+		} while (again);
+		if ((link == NULL || stale) && endpoint != NULL)
 			fail_room(NULL, pull->endpoint, pull->room, pull->generation, why.s, false);
-		}
 	}
 	if (ok)
 		kvs_state.stats.pulls_asked++;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_memory.h"
 #include "log.h"
 
 struct kvs_room *kvs_rooms_find(uint64_t endpoint, uint64_t number, uint64_t generation)
@@ -204,6 +205,20 @@ static struct kvs_room *room_new(const struct kvs_endpoint *endpoint, const stru
 	return room;
 }
 
+/* Is the memory of these items there? What was replaced since it was last looked at is taken as it is now. */
+static bool destinations_there(struct kvs_endpoint *owner, const struct kvs_item_list *lists, uint32_t component_count,
+                               struct kvs_text *text)
+{
+	struct kvs_text why;
+	for (uint32_t c = 0; c < component_count; c++) {
+		if (kvs_cuda_memory_check_items(owner->cuda, c, lists[c].items, lists[c].count, &why))
+			continue;
+		kvs_log(KVS_LOG_INFO, "%s: looking at all registered memory again", why.s);
+		return kvs_cuda_memory_renew(owner->cuda, text);
+	}
+	return true;
+}
+
 uint64_t kvs_room_open(uint64_t endpoint, uint64_t room, const struct kvs_item_list *lists, uint32_t component_count,
                        struct kvs_text *text)
 {
@@ -217,7 +232,12 @@ uint64_t kvs_room_open(uint64_t endpoint, uint64_t room, const struct kvs_item_l
 		return 0;
 	}
 	struct kvs_room *made = room_new(owner, lists, component_count, text);
+	if (made != NULL && !destinations_there(owner, lists, component_count, text)) {
+		room_free(made);
+		made = NULL;
+	}
 	if (made != NULL) {
+		made->memory_epoch = kvs_cuda_memory_epoch(owner->cuda);
 		close_room(endpoint, room, KVS_ROOM_FAILURE);
 		/* While that waited the lock was free. */
 		owner = kvs_endpoint_find(endpoint);

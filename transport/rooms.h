@@ -17,6 +17,7 @@ struct kvs_room {
 	struct kvs_text text;
 	uint32_t set_count;
 	struct kvs_itemset *sets; /* by component */
+	uint64_t memory_epoch;    /* of the endpoint's device memory when it was opened */
 
 	/* For the report. */
 	uint32_t transports;    /* mask of those that moved bytes */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "cuda_memory.h"
 #include "staging.h"
 
 struct kvs_state kvs_state = {
@@ -65,6 +66,7 @@ void kvs_endpoint_unref(struct kvs_endpoint *endpoint)
 {
 	if (endpoint == NULL || --endpoint->refs > 0)
 		return;
+	kvs_cuda_memory_free(endpoint->cuda);
 	kvs_layout_free(endpoint->layout);
 	free(endpoint->host);
 	free(endpoint);

@@ -48,8 +48,9 @@ struct kvs_endpoint {
 	uint32_t workers; /* inside kvs_pull: they read the registered memory */
 	bool removed;
 	bool device_memory;
-	struct kvs_layout *layout; /* constant */
-	struct kvs_record record;  /* decode */
+	struct kvs_cuda_memory *cuda; /* cuda_memory.h; NULL: host memory */
+	struct kvs_layout *layout;    /* constant */
+	struct kvs_record record;     /* decode */
 	char *host;
 };
 

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cuda_link.h"
 #include "link.h"
 #include "sock.h"
 
@@ -23,10 +24,6 @@ static bool tcp_probe(const struct kvs_link *link, struct kvs_text *reason)
 		kvs_text_set(reason, "no listening TCP port");
 		return false;
 	}
-	if (link->peer_device_memory || link->endpoint->device_memory) {
-		kvs_text_set(reason, "GPU memory");
-		return false;
-	}
 	return true;
 }
 
@@ -36,7 +33,7 @@ static bool tcp_open(struct kvs_link *link, struct kvs_text *text)
 		link->data_buffer = malloc(TCP_PIECE);
 	if (link->data_buffer == NULL)
 		kvs_text_set(text, "out of memory");
-	return link->data_buffer != NULL;
+	return link->data_buffer != NULL && kvs_cuda_open_linear(link, text);
 }
 
 /* Wait for the socket, watching the request. False: leave; text says why unless the request was stopped. */
@@ -123,12 +120,13 @@ static bool tcp_send(struct kvs_link *link, struct kvs_request *request, uint64_
 	}
 	while (left > 0) {
 		size_t size = left < TCP_PIECE ? (size_t)left : TCP_PIECE;
-		size = kvs_copy_pack(request->plan, &cursor, piece, size);
-		if (!send_all(link, request, piece, size, text))
+		if (!kvs_linear_get(link, request->plan, stream, &cursor, piece, size, text) ||
+		    !send_all(link, request, piece, size, text))
 			break;
 		left -= size;
 	}
 	free(piece);
+	kvs_linear_end(link);
 	return left == 0;
 }
 
@@ -148,12 +146,16 @@ static enum kvs_step tcp_pull(struct kvs_link *link, struct kvs_sink *sink, stru
 			kvs_text_set(text, "data connection: %m");
 		return KVS_STEP_FAILED;
 	}
-	sink->position += kvs_copy_unpack(sink->plan, &sink->cursor, link->data_buffer, (size_t)got);
+	if (!kvs_linear_put(link, sink, link->data_buffer, (size_t)got, text))
+		return KVS_STEP_FAILED;
+	sink->position += (uint64_t)got;
 	return sink->position == sink->plan->bytes ? KVS_STEP_DONE : KVS_STEP_PROGRESS;
 }
 
 static void tcp_close(struct kvs_link *link, bool ok)
 {
+	if (link->role == KVS_ROLE_DECODE)
+		kvs_linear_end(link);
 	if (ok || link->data_fd < 0)
 		return;
 	close(link->data_fd);

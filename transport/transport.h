@@ -20,7 +20,7 @@ struct kvs_request;
 
 /* Number on the wire and in masks (never used again for another), enumerator, name, operations, why there are none. */
 #define KVS_TRANSPORT_TABLE(X) \
-	X(0, CUDA_IPC, "cuda_ipc", NULL, "not in this build") \
+	X(0, CUDA_IPC, "cuda_ipc", &kvs_transport_cuda_ipc, "") \
 	X(1, RDMA, "rdma", &kvs_transport_rdma, "") \
 	X(2, HOST, "host", &kvs_transport_host, "") \
 	X(3, TCP, "tcp", &kvs_transport_tcp, "") \
@@ -83,6 +83,7 @@ struct kvs_transport_row {
 	const char *reason;
 };
 
+extern const struct kvs_transport_ops kvs_transport_cuda_ipc;
 extern const struct kvs_transport_ops kvs_transport_rdma;
 extern const struct kvs_transport_ops kvs_transport_host;
 extern const struct kvs_transport_ops kvs_transport_tcp;

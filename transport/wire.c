@@ -145,6 +145,20 @@ void kvs_get_bytes(struct kvs_reader *reader, void *data_p, size_t size)
 	reader->left -= size;
 }
 
+const void *kvs_get_inside(struct kvs_reader *reader, size_t size)
+{
+	const void *at = reader->data;
+	if (size == 0)
+		return NULL;
+	if (reader->failed || size > reader->left) {
+		reader->failed = true;
+		return NULL;
+	}
+	reader->data += size;
+	reader->left -= size;
+	return at;
+}
+
 uint32_t kvs_get_u32(struct kvs_reader *reader)
 {
 	uint32_t value;

@@ -40,7 +40,9 @@
 	X(RDMA_CONNECT, 13, "rdma-connect", KVS_WIRE_SMALL) /* decode: make a queue pair to mine */ \
 	X(RDMA_READY, 14, "rdma-ready", KVS_WIRE_LAYOUT)    /* prefill: made, with the memory that may be read */ \
 	X(RDMA_CREDIT, 15, "rdma-credit", KVS_WIRE_SMALL)   /* decode: so many pieces may be packed */ \
-	X(RDMA_PACKED, 16, "rdma-packed", KVS_WIRE_SMALL)   /* prefill: so many are */
+	X(RDMA_PACKED, 16, "rdma-packed", KVS_WIRE_SMALL)   /* prefill: so many are */ \
+	X(CUDA_ASK, 17, "cuda-ask", KVS_WIRE_SMALL)         /* decode: descriptors of these allocations, please */ \
+	X(CUDA_FDS, 18, "cuda-fds", KVS_WIRE_SMALL)         /* prefill: here they are, or why not */
 
 enum kvs_message_type {
 #define X(id, number, name, limit) KVS_MESSAGE_##id = (number),
@@ -91,6 +93,8 @@ struct kvs_reader {
 };
 
 void kvs_get_bytes(struct kvs_reader *reader, void *data_p, size_t size);
+/* The next size bytes where they are, valid as long as the reader's data; NULL: there are fewer, or none. */
+const void *kvs_get_inside(struct kvs_reader *reader, size_t size);
 uint32_t kvs_get_u32(struct kvs_reader *reader);
 uint64_t kvs_get_u64(struct kvs_reader *reader);
 void kvs_get_text(struct kvs_reader *reader, struct kvs_text *text_p);
