@@ -2,6 +2,7 @@
 """The process context that SGLang's managers read, for every release that is tested, without a server."""
 from __future__ import annotations
 
+import importlib
 import inspect
 from dataclasses import dataclass
 from types import FunctionType, SimpleNamespace
@@ -38,36 +39,56 @@ class _Bag:
 def enter(place: Topology, bootstrap_port: int, page_size: int) -> Any:
     """Make this process look like that rank of a server; returns the server arguments for a manager."""
     import sglang.srt.disaggregation.common.conn as common
-    from sglang.srt import runtime_context
 
     stage = SimpleNamespace(is_last_rank=True, rank_in_group=0, world_size=1)
     world = place.tp_size * place.dp_size
     attention_dp = place.dp_size > 1
+    # From 0.5.22 on dp_size counts replicas alone; the groups of data-parallel attention are counted by themselves.
+    context = _runtime_context()
+    dp_size = 1 if hasattr(context, "num_dp_ranks_of") else place.dp_size
     live = dict(attn_tp_size=place.tp_size, attn_tp_rank=place.tp_rank, attn_cp_size=1, attn_cp_rank=0,
                 attn_dp_size=place.dp_size, attn_dp_rank=place.dp_rank, attn_dcp_size=1, attn_dcp_rank=0,
-                tp_size=world, tp_rank=place.global_rank, dp_size=place.dp_size, pp_size=1, pp_group=stage)
-    settings = dict(dist_init_addr=None, nnodes=1, num_dp_ranks=place.dp_size, dp_size=place.dp_size, pp_size=1,
+                tp_size=world, tp_rank=place.global_rank, dp_size=dp_size, pp_size=1, pp_group=stage)
+    settings = dict(dist_init_addr=None, nnodes=1, num_dp_ranks=place.dp_size, dp_size=dp_size, pp_size=1,
                     enable_dp_attention=attention_dp, load_balance_method="round_robin",
                     enable_dsa_cache_layer_split=False, enable_kv_cache_sharding=False,
                     enable_cp_tp_group_sharing=False)
-    parallel = runtime_context.get_parallel()
+    if context is not None:
+        _publish(context, live, settings, bootstrap_port, page_size)
+    # Releases before 0.5.21 ask these functions, by the names under which the module imported them.
+    answers = {f"get_attention_{group}_{what}": live[f"attn_{group}_{what}"]
+               for group in ("tp", "cp", "dp") for what in ("size", "rank")}
+    for name, value in {**answers, "get_pp_group": stage}.items():
+        if hasattr(common, name):
+            setattr(common, name, lambda value=value: value)
+    return SimpleNamespace(host=HOST, port=30000, disaggregation_bootstrap_port=bootstrap_port, dist_init_addr=None,
+                           nnodes=1, pp_size=1, tp_size=world, dp_size=place.dp_size, dcp_size=1,
+                           enable_dp_attention=attention_dp, load_balance_method="round_robin", enable_trace=False,
+                           enable_pd_role_switch=False, enable_hisparse=False, page_size=page_size,
+                           chunked_prefill_size=8192, kv_cache_dtype="auto")
+
+
+def _runtime_context() -> Any:
+    """SGLang's own process context, since 0.5.14."""
+    try:
+        return importlib.import_module("sglang.srt.runtime_context")
+    except ModuleNotFoundError:
+        return None
+
+
+def _publish(context: Any, live: dict[str, Any], settings: dict[str, Any], bootstrap_port: int,
+             page_size: int) -> None:
+    parallel = context.get_parallel()
     parallel._overrides.update({**settings, **live})
+    if not hasattr(parallel, "_config"):    # before 0.5.17 the server arguments have the rest
+        return
     parallel._config = _Bag(**settings)
-    runtime_context._CONTEXT._config_bags = dict(
+    context._CONTEXT._config_bags = dict(
         serving=_Bag(host=HOST, port=30000),
         disagg=_Bag(disaggregation_bootstrap_port=bootstrap_port, disaggregation_decode_allocation_policy="early"),
         observability=_Bag(enable_trace=False),
         schedule=_Bag(chunked_prefill_size=8192, kv_cache_dtype="auto", page_size=page_size),
         memory=_Bag(enable_unified_memory=False), device=_Bag(device="cpu", gpu_id=0), spec=_Bag())
-    # Releases before 0.5.21 ask these functions, by the names under which the module imported them.
-    for name, value in (("get_attention_dp_size", place.dp_size), ("get_attention_dp_rank", place.dp_rank),
-                        ("get_pp_group", stage)):
-        if hasattr(common, name):
-            setattr(common, name, lambda value=value: value)
-    return SimpleNamespace(host=HOST, disaggregation_bootstrap_port=bootstrap_port, dist_init_addr=None, nnodes=1,
-                           pp_size=1, tp_size=world, dp_size=place.dp_size, enable_dp_attention=attention_dp,
-                           load_balance_method="round_robin", enable_trace=False, enable_pd_role_switch=False,
-                           page_size=page_size, chunked_prefill_size=8192, kv_cache_dtype="auto")
 
 
 def use_private_mooncake_engine(manager_class: Any) -> None:

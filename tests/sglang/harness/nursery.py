@@ -61,7 +61,11 @@ def main() -> None:
     die_with_parent()
     import importlib
     for module in IMPORTS:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:    # of a release that has no such module yet
+            if error.name != module:
+                raise
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     for line in sys.stdin:
