@@ -206,7 +206,8 @@ static bool rdma_send(struct kvs_link *link, struct kvs_request *request, uint64
 static enum kvs_step rdma_pull(struct kvs_link *link, struct kvs_sink *sink, struct kvs_text *text)
 {
 	struct kvs_rdma *rdma = link->rdma;
-	switch (rdma->state) {
+	enum kvs_rdma_state state = rdma->state;
+	switch (state) {
 	case KVS_RDMA_SETUP:
 		return KVS_STEP_IDLE; /* the setup thread wakes the agent */
 	case KVS_RDMA_UP:

@@ -174,9 +174,10 @@ void kvs_rdma_forget_endpoint(uint64_t endpoint)
 
 /* ---- the end of a link's things ---- */
 
+/* It has memory: kvs_rdma_free sees to that. */
 static void destroy(struct kvs_rdma *rdma)
 {
-	struct kvs_rdma_device *device = rdma->slots_mr != NULL ? rdma->memory->device : NULL;
+	struct kvs_rdma_device *device = rdma->memory->device;
 	kvs_unlock();
 	kvs_rdma_pair_destroy(&rdma->pair);
 	if (rdma->slots_mr != NULL)
