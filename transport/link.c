@@ -116,6 +116,7 @@ void kvs_link_drop(struct kvs_link *link, const char *format, ...)
 		return;
 	va_list args;
 	va_start(args, format);
+	/* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): it is set in the line above */
 	(void)vsnprintf(link->text.s, sizeof(link->text.s), format, args);
 	va_end(args);
 	link->drop = true;
@@ -163,7 +164,8 @@ void kvs_links_reap(void)
 		if (link->drop && (link->role != KVS_ROLE_PREFILL || !kvs_link_retry(link, link->text.s)))
 			link_die(link);
 		/* A prefill's dead link stays: it says why. */
-		bool needed = link->role == KVS_ROLE_PREFILL && !link->endpoint->removed && !link->peer->removed;
+		bool needed = link->endpoint != NULL && !link->endpoint->removed && link->peer != NULL &&
+		              !link->peer->removed;
 		if (link->state != KVS_LINK_DEAD || needed) {
 			at = &link->next;
 			continue;

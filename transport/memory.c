@@ -6,7 +6,7 @@
 
 /* From the CUDA driver API reference: CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE. */
 #define POINTER_ATTRIBUTE_MEMORY_TYPE 2
-#define MEMORY_TYPE_DEVICE 2
+#define MEMORY_TYPE_DEVICE            2
 
 typedef int (*pointer_get_attribute_t)(void *data, int attribute, uint64_t pointer);
 

@@ -22,7 +22,7 @@ void kvs_secret_proof(const char *side, const uint8_t first[KVS_NONCE_SIZE], con
 	memcpy(data, side, strnlen(side, 16));
 	memcpy(data + 16, first, KVS_NONCE_SIZE);
 	memcpy(data + 16 + KVS_NONCE_SIZE, second, KVS_NONCE_SIZE);
-	memcpy(data + 16 + 2 * KVS_NONCE_SIZE, key, KVS_KEY_SIZE);
+	memcpy(data + 16 + (size_t)2 * KVS_NONCE_SIZE, key, KVS_KEY_SIZE);
 	kvs_hmac_sha256(config->secret, config->secret_size, data, sizeof(data), proof_p);
 }
 

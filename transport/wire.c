@@ -7,13 +7,13 @@
 #include "sha256.h"
 
 struct message_row {
-	uint16_t type;
 	const char *name;
 	uint32_t limit;
+	uint16_t type;
 };
 
 static const struct message_row message_rows[] = {
-#define X(id, number, name, limit) {number, name, limit},
+#define X(id, number, name, limit) {name, limit, number},
         KVS_MESSAGE_TABLE(X)
 #undef X
 };
