@@ -262,6 +262,10 @@ class Fleet:
         port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
         self.prefill = [prefill.rank(f"prefill{rank}") for rank in range(config.prefill_tp * config.prefill_dp)]
         self.decode = [decode.rank(f"decode{rank}") for rank in range(config.decode_tp * config.decode_dp)]
+        for ranks, wanted in ((self.prefill, config.prefill_library), (self.decode, config.decode_library)):
+            # A path that the loader cannot open is passed over with a warning.
+            if ranks[0].call("preloaded") != wanted:
+                raise RankError(f"{ranks[0].name} is preloaded or not, against what was asked: is the library there?")
         calls: list[tuple[RankProxy, str, dict[str, Any]]] = []
         for role, ranks, tp_size, dp_size, environment, dtype, shape in (
                 (PREFILL, self.prefill, config.prefill_tp, config.prefill_dp, config.prefill_environment,
