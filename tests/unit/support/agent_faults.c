@@ -77,10 +77,8 @@ static bool insane_send(struct kvs_link *link, struct kvs_request *request, uint
 {
 	(void)request;
 	(void)text;
-	uint8_t *slot;
-	for (int i = 0; i < 100; i++) /* far more than there are slots */
-		kvs_staging_commit(&link->staging, stream, 4096);
-	(void)kvs_staging_empty(&link->staging, &slot);
+	link->staging.index += 1000; /* far more than there are slots */
+	kvs_staging_commit(&link->staging, stream, 4096);
 	while (!kvs_request_stopped(request))
 		usleep(1000);
 	return false;
