@@ -106,7 +106,8 @@ enum safety {
 	X(MemcpyDtoH, "_v2", UNSAFE) \
 	X(MemsetD8, "_v2", UNSAFE) \
 	X(MemcpyHtoDAsync, "_v2", SAFE) \
-	X(MemcpyDtoDAsync, "_v2", SAFE)
+	X(MemcpyDtoDAsync, "_v2", SAFE) \
+	X(Memcpy2DAsync, "_v2", SAFE)
 
 enum call {
 #define X(name, suffix, safety) CALL_##name,
