@@ -217,7 +217,8 @@ bool kvs_sglang_items(KvsPyObject *object, int32_t **items_p, uint32_t *count_p,
 
 /* ---- messages ---- */
 
-static __thread const struct kvs_frame *current_frame;
+/* initial-exec: the general model would need the dynamic loader by name at load time */
+static __thread const struct kvs_frame *current_frame __attribute__((tls_model("initial-exec")));
 
 void kvs_sglang_frame_enter(const struct kvs_frame *frame)
 {
