@@ -20,9 +20,8 @@ enum kvs_option_cpu_heads {
 	KVS_CPU_HEADS_REPLICATED,
 };
 
-/* Transports that the table knows, and those of them that this build does not have. */
-#define KVS_TRANSPORT_NAMES        "cuda_ipc rdma host tcp engine"
-#define KVS_TRANSPORT_NAMES_ABSENT "cuda_ipc rdma"
+/* Transports that the table knows. */
+#define KVS_TRANSPORT_NAMES "cuda_ipc rdma host tcp engine"
 
 #define KVS_POLICY_WORDS "auto refused all off"
 
@@ -44,12 +43,14 @@ enum kvs_option_cpu_heads {
 	     "auto: splice what upstream refuses or slices; refused: only what it refuses; all: equal TP too; " \
 	     "off: observe and log") \
 	TEXT(transport, "TRANSPORT", 128, KVS_TRANSPORT_NAMES, "comma-separated list of names", \
-	     "cuda_ipc,rdma,host,tcp,engine", "cuda_ipc,rdma,host,tcp,engine", NULL, \
-	     "order and choice of transports; this build passes over: " KVS_TRANSPORT_NAMES_ABSENT) \
-	TEXT(rdma_device, "RDMA_DEVICE", 64, NULL, "device name", "", "automatic", "rdma transport", \
-	     "which RDMA device") \
-	NUMBER(rdma_gid_index, "RDMA_GID_INDEX", 0, 255, -1, "automatic", "rdma transport", \
-	       "which GID of that device") \
+	     "cuda_ipc,rdma,host,tcp,engine", "cuda_ipc,rdma,host,tcp,engine", NULL, "order and choice of transports") \
+	TEXT(rdma_device, "RDMA_DEVICE", 64, NULL, "NAME[:PORT]", "", "automatic", NULL, "which RDMA device and port") \
+	NUMBER(rdma_gid_index, "RDMA_GID_INDEX", 0, 255, -1, "automatic", NULL, "the only GID of the device to use") \
+	NUMBER(rdma_service_level, "RDMA_SERVICE_LEVEL", 0, 15, 0, "0", NULL, "InfiniBand service level of READs") \
+	NUMBER(rdma_traffic_class, "RDMA_TRAFFIC_CLASS", 0, 255, 0, "0", NULL, \
+	       "traffic class of READs: DSCP times 4 on RoCE v2") \
+	FLAG(verify, "VERIFY", false, "0", NULL, \
+	     "1: the decode compares a digest of the bytes in place with the prefill's, in CPU memory; costs time") \
 	TEXT(listen, "LISTEN", 128, NULL, "ADDRESS[:FIRST-LAST]", "", "the server's own address", NULL, \
 	     "address and ports of the control socket; each rank takes the next free port") \
 	TEXT(secret_file, "SECRET_FILE", 1024, NULL, "path", "", "unset", NULL, \

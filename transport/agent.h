@@ -37,6 +37,7 @@ struct kvs_agent_config {
 	const char *secret_file;    /* NULL: none */
 	const char *stats_path;     /* NULL: none; the metrics go to "<path>.<pid>" */
 	bool splice_equal_tp;       /* KVSPLICE_POLICY=all */
+	bool verify;                /* KVSPLICE_VERIFY: the decode compares digests */
 	const char *rdma_device;    /* "name" or "name:port"; NULL or empty: chosen */
 	int rdma_gid;               /* 1 + the index of the only GID to use; 0: chosen */
 	uint8_t rdma_service_level; /* 0 to 15 */

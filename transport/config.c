@@ -42,6 +42,7 @@ static bool parse(const struct kvs_agent_config *config, struct kvs_config *pars
 	parsed->timeout_ms = config->timeout_ms;
 	parsed->staging_bytes = config->staging_bytes;
 	parsed->splice_equal_tp = config->splice_equal_tp;
+	parsed->verify = config->verify;
 	parsed->rdma_gid = config->rdma_gid;
 	parsed->rdma_service_level = config->rdma_service_level & 15;
 	parsed->rdma_traffic_class = config->rdma_traffic_class;

@@ -9,6 +9,7 @@
 #include "link.h"
 #include "log.h"
 #include "rooms.h"
+#include "verify.h"
 
 #define FLIGHTS_MAX 4096     /* waiting on one link: more than workers can ask for */
 #define TURN_NS     1000000u /* of one link, before the next has its turn; pieces are far shorter */
@@ -181,6 +182,8 @@ void kvs_flight_ask(struct kvs_link *link, struct kvs_msg_pull *msg)
 	flight->generation = room->generation;
 	flight->component = msg->component;
 	flight->chunk = msg->chunk;
+	flight->verify = msg->verify != 0 && !link->endpoint->device_memory;
+	flight->digest = msg->digest;
 	flight->plan = plan;
 	flight->asked_ns = kvs_now_ns();
 	flight->plan_ns = flight->asked_ns - began;
@@ -308,6 +311,8 @@ static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 	enum kvs_step step = flight_ops(flight)->pull(link, &flight->sink, &text);
 	if (step != KVS_STEP_IDLE)
 		flight->copy_ns += kvs_now_ns() - began;
+	bool same = step != KVS_STEP_DONE || !flight->verify ||
+	            kvs_verify_digest(flight->plan, KVS_SIDE_DESTINATION) == flight->digest;
 	kvs_lock();
 	/* Only this thread ends flights and decode links, and a busy room is not freed: all three are still there. */
 	room->busy--;
@@ -328,6 +333,15 @@ static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 	case KVS_STEP_DONE:
 		if (room->closing)
 			return true; /* the next turn finds it closed */
+		if (!same) {
+			kvs_text_set(&text,
+			             "KVSPLICE_VERIFY: component %u chunk %u, %" PRIu64
+			             " bytes from %.150s over %s: the bytes in place are not those that were sent",
+			             flight->component, flight->chunk, flight->plan->bytes, link->name,
+			             kvs_transports[flight->transport].name);
+			fail_flight(link, flight, text.s);
+			return true;
+		}
 		if (destination_same(link, room, flight->plan, flight->component, &text))
 			complete_flight(link, flight, room);
 		else

@@ -25,7 +25,9 @@ struct kvs_request {
 	uint64_t room;
 	pthread_cond_t cond;
 	const struct kvs_plan *plan; /* constant */
-	uint64_t deadline_ns;        /* constant */
+	bool verify;                 /* digest is that of the source bytes */
+	uint64_t digest;
+	uint64_t deadline_ns; /* constant */
 	bool cancelled;
 	bool go; /* the decode asked for the bytes */
 	uint64_t stream;
@@ -52,6 +54,8 @@ struct kvs_flight {
 	bool started;
 	uint32_t transport; /* once started */
 	uint32_t tried;     /* mask of the transports that failed for it */
+	bool verify;        /* compare with digest when all is in place */
+	uint64_t digest;
 	struct kvs_sink sink;
 	struct kvs_room *held; /* its busy count is ours as well: something is on its way into its memory */
 	uint64_t plan_ns, copy_ns, asked_ns;

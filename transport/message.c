@@ -142,6 +142,8 @@ void kvs_put_pull(struct kvs_writer *writer, const struct kvs_msg_pull *msg)
 	kvs_put_u32(writer, msg->component);
 	kvs_put_u32(writer, msg->src_count);
 	kvs_put_u32(writer, msg->dst_count);
+	kvs_put_u32(writer, msg->verify);
+	kvs_put_u64(writer, msg->digest);
 	kvs_put_bytes(writer, msg->src_items, (size_t)msg->src_count * sizeof(int32_t));
 	kvs_put_bytes(writer, msg->dst_items, (size_t)msg->dst_count * sizeof(int32_t));
 }
@@ -158,6 +160,8 @@ bool kvs_get_pull(struct kvs_reader *reader, struct kvs_msg_pull *msg_p, struct 
 	msg_p->component = kvs_get_u32(reader);
 	msg_p->src_count = kvs_get_u32(reader);
 	msg_p->dst_count = kvs_get_u32(reader);
+	msg_p->verify = kvs_get_u32(reader);
+	msg_p->digest = kvs_get_u64(reader);
 	uint64_t count = (uint64_t)msg_p->src_count + msg_p->dst_count;
 	if (!reader->failed && (msg_p->src_count > KVS_WIRE_ITEMS_MAX || msg_p->dst_count > KVS_WIRE_ITEMS_MAX ||
 	                        count * sizeof(int32_t) != reader->left)) {

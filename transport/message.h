@@ -59,8 +59,10 @@ struct kvs_msg_pull {
 	uint32_t component;
 	uint32_t src_count;
 	uint32_t dst_count;
-	const int32_t
-	        *src_items; /* decoder: one block with dst_items behind it, owned by the caller: free(src_items) */
+	uint32_t verify; /* 1: digest is that of the source bytes (verify.h) */
+	uint64_t digest;
+	/* Decoder: one block with dst_items behind it, owned by the caller: free(src_items). */
+	const int32_t *src_items;
 	const int32_t *dst_items;
 };
 

@@ -9,6 +9,7 @@
 #include "link.h"
 #include "log.h"
 #include "sources.h"
+#include "verify.h"
 
 #define GRACE_NS 1000000000u /* for the decode to confirm a cancel */
 
@@ -80,6 +81,8 @@ static void send_pull(struct kvs_link *link, const struct kvs_request *request, 
 	                           .component = pull->component,
 	                           .src_count = pull->src_count,
 	                           .dst_count = pull->dst_count,
+	                           .verify = request->verify ? 1 : 0,
+	                           .digest = request->digest,
 	                           .src_items = pull->src_items,
 	                           .dst_items = pull->dst_items};
 	kvs_put_pull(&body, &msg);
@@ -228,9 +231,12 @@ static bool pull_locked(struct kvs_link *link, const struct kvs_pull *pull, uint
 	bool renewed = false, stale = false;
 	struct kvs_plan *plan = NULL;
 	struct kvs_request request = {.room = pull->room, .deadline_ns = deadline_ns};
+	request.verify = kvs_config_get()->verify && !link->endpoint->device_memory;
 	kvs_unlock();
 	bool planned = make_plan(link, pull, &plan, text) &&
 	               kvs_cuda_sources_same(link, plan, pull->component, &renewed, text);
+	if (planned && request.verify)
+		request.digest = kvs_verify_digest(plan, KVS_SIDE_SOURCE);
 	kvs_lock();
 	if (!planned && renewed) {
 		kvs_plan_free(plan);

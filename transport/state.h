@@ -31,6 +31,7 @@ struct kvs_config {
 	char *listen;
 	char *stats_path;
 	bool splice_equal_tp;
+	bool verify;
 	char rdma_device[KVS_RDMA_CHOICE_SIZE];
 	int rdma_gid; /* as in kvs_agent_config */
 	uint8_t rdma_service_level;

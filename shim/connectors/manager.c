@@ -277,6 +277,11 @@ static void configure_agent(bool splice_equal_tp)
 	        .listen = options->listen[0] ? options->listen : NULL,
 	        .secret_file = options->secret_file[0] ? options->secret_file : NULL,
 	        .stats_path = options->stats[0] ? options->stats : NULL,
+	        .verify = options->verify,
+	        .rdma_device = options->rdma_device,
+	        .rdma_gid = (int)options->rdma_gid_index + 1,
+	        .rdma_service_level = (uint8_t)options->rdma_service_level,
+	        .rdma_traffic_class = (uint8_t)options->rdma_traffic_class,
 	        .splice_equal_tp = splice_equal_tp || options->policy == KVS_POLICY_ALL,
 	};
 	struct kvs_text text;

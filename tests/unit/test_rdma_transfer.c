@@ -209,6 +209,28 @@ Test(rdma_transfer, one_read_at_a_time)
 	cr_expect(verbs->shared->rd_atom == 1);
 }
 
+Test(rdma_transfer, verified)
+{
+	DOUBLE_ONLY();
+	fleet_prefill_config.verify = fleet_decode_config.verify = true;
+	expect_transfers(&down, "done: route=rdma");
+	expect_transfers(&up, "done: route=rdma");
+	struct fleet *fleet = fleet_start(&down);
+	fleet_fill(fleet);
+	cr_expect(fleet_transfer(fleet, 0));
+	verbs->shared->corrupt_read = verbs->shared->reads + 3;
+	cr_expect(!fleet_transfer(fleet, 1));
+	cr_expect(fleet_log_count("KVSPLICE_VERIFY: component 0 chunk 0") > 0);
+	cr_expect(fleet_transfer(fleet, 2));
+	fleet_stop(fleet);
+	expect_clean();
+	/* The same on the others. */
+	fleet_prefill_config.transports = fleet_decode_config.transports = "tcp";
+	expect_transfers(&up, "done: route=tcp");
+	fleet_prefill_config.transports = fleet_decode_config.transports = "host";
+	expect_transfers(&down, "done: route=host");
+}
+
 /* ---- not to be had: the next transport, with the reason ---- */
 
 static void expect_fallback(const char *reason)

@@ -41,7 +41,8 @@ struct verbs_double_shared {
 	atomic_int stall;     /* READs wait while it is set */
 	atomic_int fail_read; /* the READ of this number fails (1: the first; 0: none) ... */
 	atomic_int fail_status;
-	atomic_int fatal; /* the reading device reports that it is gone, once */
+	atomic_int corrupt_read; /* the READ of this number arrives with one bit changed */
+	atomic_int fatal;        /* the reading device reports that it is gone, once */
 	/* Seen. */
 	atomic_int registered; /* regions now */
 	atomic_int registrations;

@@ -136,6 +136,8 @@ void *double_engine(void *argument)
 			pthread_mutex_unlock(&context->lock);
 			status = number == world->shared.fail_read ? world->shared.fail_status : execute(work);
 			pthread_mutex_lock(&context->lock);
+			if (number == world->shared.corrupt_read && work->count > 0)
+				*(uint8_t *)(uintptr_t)work->list[work->count - 1].addr ^= 1;
 			if (status != KVS_IBV_WC_SUCCESS)
 				work->qp->ibv.state = KVS_IBV_QPS_ERR;
 		}
