@@ -59,12 +59,21 @@ def expect_ends(outcomes: Sequence[Outcome], status: int, what: str) -> None:
                                          f"not {'Success' if status == SUCCESS else 'Failed'}")
 
 
-def expect_alive(ranks: Sequence[RankProxy], workers: int = 4) -> None:
+# The functions that a connector's threads run on the prefill, how many of each; names of different releases are summed.
+THREADS = {
+    "mooncake": ((4, ("transfer_worker",)), (1, ("bootstrap_thread",))),
+    "nixl": ((4, ("transfer_worker",)), (1, ("bootstrap_thread", "bootstrap_thread_guarded"))),
+    "mori": ((8, ("_transfer_worker",)), (1, ("bootstrap_worker",))),
+}
+
+
+def expect_alive(ranks: Sequence[RankProxy]) -> None:
     """The prefill's threads that a raise would have ended, and no decode in its list of dead ones."""
     for rank in ranks:
         threads = rank.call("threads")
-        expect(threads.get("transfer_worker") == workers and threads.get("bootstrap_thread") == 1,
-               f"{rank.name} lost a thread: {threads}\n{rank.log_tail()}")
+        for count, names in THREADS[rank.call("connector")]:
+            expect(sum(threads.get(name, 0) for name in names) == count,
+                   f"{rank.name} lost a thread: {threads}\n{rank.log_tail()}")
         sessions = rank.call("failed_sessions")
         expect(not sessions, f"{rank.name} has given up {sessions}")
 

@@ -335,7 +335,11 @@ class Rank:
         setattr(common, "PrefillServerInfo", info)
 
     def failed_sessions(self) -> list[str]:
-        return sorted(self.manager.failed_sessions)
+        return sorted(getattr(self.manager, "failed_sessions", ()))    # mooncake's list of dead decodes
+
+    def connector(self) -> str:
+        assert self.config is not None
+        return self.config.connector
 
     def whole_prefill(self, room: int, chunks: Sequence[Sequence[int]], states: Sequence[Sequence[int]],
                       aux_row: int, timeout: float) -> Timing:
