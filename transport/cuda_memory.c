@@ -24,32 +24,18 @@ struct facts {
 	uint64_t block_id;
 };
 
+static const struct {
+	const char *name;
+	const char *reason;
+} kinds[] = {[KVS_CUDA_HOST] = {"host", NULL},
+#define X(id, number, name, reason) [KVS_CUDA_##id] = {name, reason},
+             KVS_CUDA_KINDS(X)
+#undef X
+};
+
 const char *kvs_cuda_kind_name(enum kvs_cuda_kind kind)
 {
-	switch (kind) {
-	case KVS_CUDA_HOST:
-		break;
-#define X(id, number, name, reason) \
-	case KVS_CUDA_##id: \
-		return name;
-		KVS_CUDA_KINDS(X)
-#undef X
-	}
-	return "host";
-}
-
-static const char *private_reason(enum kvs_cuda_kind kind)
-{
-	switch (kind) {
-	case KVS_CUDA_HOST:
-		break;
-#define X(id, number, name, reason) \
-	case KVS_CUDA_##id: \
-		return reason;
-		KVS_CUDA_KINDS(X)
-#undef X
-	}
-	return NULL;
+	return kinds[kind].name;
 }
 
 static bool ask(const struct kvs_cuda *cuda, uint64_t address, struct facts *facts_p, struct kvs_text *text)
@@ -288,7 +274,7 @@ bool kvs_cuda_memory_private(struct kvs_cuda_memory *memory, struct kvs_text *re
 	bool is_private = false;
 	pthread_mutex_lock(&memory->lock);
 	for (uint32_t i = 0; i < memory->count && !is_private; i++) {
-		const char *reason = private_reason(memory->allocations[i].kind);
+		const char *reason = kinds[memory->allocations[i].kind].reason;
 		is_private = reason != NULL;
 		if (is_private)
 			kvs_text_set(reason_p, "GPU memory at 0x%" PRIx64 " cannot be shared: %s",

@@ -9,6 +9,7 @@
 #define CALLS_2D  16u          /* copies that cost no more than a launch and its tables do */
 #define WIDTH_MAX ((uint64_t)1 << 30)
 
+_Static_assert(KVS_GPU_UNIT == 16 * KVS_GPU_THREADS * KVS_GPU_UNROLL, "a unit is one step of a thread block");
 _Static_assert(sizeof(struct kvs_gpu_pair) == sizeof(struct kvs_item_pair),
                "the plan's pairs are uploaded as they are");
 

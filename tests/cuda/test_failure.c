@@ -267,8 +267,10 @@ static void device_lost(void)
 		CHECK(!answer.ok && strstr(answer.text, "LAUNCH_FAILED") != NULL, "%s", answer.text);
 		room_end(&w, &room, false);
 	}
-	peer_kill(&w.peer);
 	kvs_endpoint_remove(w.endpoints[0]);
+	world_check_empty(&w);
+	rank_free(w.driver, &w.ranks[0]);
+	peer_stop(&w.peer);
 }
 
 /* The prefill's process dies in mid-transfer and comes again: nothing of it stays open here. */

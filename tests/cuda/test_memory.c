@@ -98,6 +98,7 @@ static void past_the_end(void)
 	last->length += 4 * rank.block.reserved;
 	CHECK(!kvs_cuda_memory_new(rank.layout, &memory, &text) && memory == NULL);
 	CHECK(strstr(text.s, "component 1 tensor 3") != NULL, "%s", text.s);
+	rank_free(driver, &rank);
 }
 
 static void two_devices(void)
@@ -111,6 +112,8 @@ static void two_devices(void)
 	rank.layout->components[1].tensors[0].address = other.layout->components[1].tensors[0].address;
 	CHECK(!kvs_cuda_memory_new(rank.layout, &memory, &text));
 	CHECK(strstr(text.s, "GPU 1") != NULL && strstr(text.s, "GPU 0") != NULL, "%s", text.s);
+	rank_free(driver, &rank);
+	rank_free(driver, &other);
 }
 
 /* Pages that come back at the same address are others, and are noticed only where they are touched. */
@@ -148,6 +151,7 @@ static void freed(void)
 	block_free(driver, &rank.block);
 	CHECK(!kvs_cuda_memory_check_items(memory, 0, &item, 1, &text));
 	kvs_cuda_memory_free(memory);
+	kvs_layout_free(rank.layout);
 }
 
 /* A thread without a context of its own is left without one. */
@@ -161,6 +165,7 @@ static void context_is_left_alone(void)
 	CHECK(driver->CtxGetCurrent(&current) == 0 && current == NULL);
 	kvs_cuda_memory_free(memory);
 	CHECK(driver->CtxGetCurrent(&current) == 0 && current == NULL);
+	rank_free(driver, &rank);
 }
 
 static void old_driver(void)
@@ -214,6 +219,7 @@ static void faults(void)
 		      "%s", calls[i]);
 	}
 	kvs_cuda_memory_free(look(&rank));
+	rank_free(driver, &rank);
 }
 
 /* What a peer sends is taken for nothing before it is checked. */
@@ -246,6 +252,8 @@ static void offers_that_make_no_sense(void)
 	}
 	free(copy);
 	free(writer.data);
+	kvs_cuda_memory_free(memory);
+	rank_free(driver, &rank);
 }
 
 const struct test memory_tests[] = {{"memory.host", host_memory},

@@ -8,9 +8,9 @@
 
 #define KVS_GPU_KERNEL   "kvs_copy_kernel"
 #define KVS_GPU_THREADS  256
-#define KVS_GPU_UNROLL   4                                        /* words in flight per thread */
-#define KVS_GPU_UNIT     (16u * KVS_GPU_THREADS * KVS_GPU_UNROLL) /* bytes: one word of 16 per thread and step */
-#define KVS_GPU_ITEM_MAX (1u << 30)                               /* bytes of an item that moves by the kernel */
+#define KVS_GPU_UNROLL   4          /* words in flight per thread */
+#define KVS_GPU_UNIT     16384u     /* bytes: one word of 16 per thread and step */
+#define KVS_GPU_ITEM_MAX (1u << 30) /* bytes of an item that moves by the kernel */
 
 /* floor(x / d) is (x * factor) >> shift for every x below 2^31. */
 struct kvs_gpu_divisor {

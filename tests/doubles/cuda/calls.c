@@ -87,8 +87,28 @@ unsigned enter(enum call call)
 		return CAPTURE_UNSUPPORTED;
 	/* Once a device is lost its context is of no more use; what only asks or cleans up still answers. */
 	struct CUctx_st *context = current();
-	bool cleans = call == CALL_CtxPopCurrent || call == CALL_CtxPushCurrent || call == CALL_GetErrorName ||
-	              call == CALL_ThreadExchangeStreamCaptureMode || call == CALL_CtxSetCurrent;
+	bool cleans = false;
+	switch (call) {
+	case CALL_CtxPopCurrent:
+	case CALL_CtxPushCurrent:
+	case CALL_CtxSetCurrent:
+	case CALL_GetErrorName:
+	case CALL_ThreadExchangeStreamCaptureMode:
+	case CALL_StreamDestroy:
+	case CALL_EventDestroy:
+	case CALL_ModuleUnload:
+	case CALL_MemFree:
+	case CALL_MemFreeHost:
+	case CALL_MemUnmap:
+	case CALL_MemAddressFree:
+	case CALL_MemRelease:
+	case CALL_IpcCloseMemHandle:
+	case CALL_DevicePrimaryCtxRelease:
+		cleans = true;
+		break;
+	default:
+		break;
+	}
 	if (context != NULL && context->error != OK && !cleans)
 		return context->error;
 	return OK;
