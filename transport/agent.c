@@ -17,6 +17,7 @@
 #include "sock.h"
 
 #define EVENTS        64
+#define HELD_MS       250 /* how often a transfer that moves by itself is looked at when nothing is heard of it */
 #define HALF_OPEN_MAX 256 /* accepted connections that have not finished the handshake */
 
 /* Given up for a moment when descriptors run out, so that a connection can be accepted and closed. */
@@ -199,7 +200,9 @@ static int work(void)
 	if (busy || !kvs_flights_sleep())
 		return 0;
 	uint64_t now = kvs_now_ns();
-	int due[] = {kvs_links_expire(now), kvs_stats_due_ms(now), kvs_cuda_expire(now)}, least = -1;
+	int due[] = {kvs_links_expire(now), kvs_stats_due_ms(now), kvs_cuda_expire(now),
+	             kvs_flights_held() ? HELD_MS : -1};
+	int least = -1;
 	for (size_t i = 0; i < sizeof(due) / sizeof(due[0]); i++) {
 		if (due[i] >= 0 && (least < 0 || due[i] < least))
 			least = due[i];

@@ -391,6 +391,15 @@ bool kvs_flights_spin(void)
 	return false;
 }
 
+bool kvs_flights_held(void)
+{
+	for (const struct kvs_link *link = kvs_state.links; link != NULL; link = link->next) {
+		if (link->flights != NULL && link->flights->held != NULL)
+			return true;
+	}
+	return false;
+}
+
 bool kvs_flights_sleep(void)
 {
 	bool asleep = true;

@@ -184,6 +184,8 @@ void kvs_flights_end(struct kvs_link *link);
 bool kvs_flights_serve(void);
 /* Nothing to do? Asks all to wake us; false: there is something already. */
 bool kvs_flights_sleep(void);
+/* Is something on its way into memory by itself? Then who moves it is to look at its clock. */
+bool kvs_flights_held(void);
 /* Spin for a moment until a flight has something; no lock needed: only the agent thread ends flights. */
 bool kvs_flights_spin(void);
 

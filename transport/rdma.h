@@ -52,6 +52,8 @@ struct kvs_rdma_reader {
 	uint64_t posted;    /* READs in all; the last one's number */
 	uint64_t retired;   /* of them completed */
 	uint64_t in_flight; /* bytes */
+	uint64_t moved_ns;  /* when a READ was last posted or completed */
+	uint64_t stall_ns;  /* the longest wait for a completion */
 	uint64_t packed_pieces;
 	uint64_t credit; /* pieces that were asked for */
 	uint32_t local_hint, remote_hint;

@@ -13,6 +13,7 @@
 #define CHAIN        16u
 #define READ_MAX     (256u << 10) /* bytes: longer ones are no faster and close a room later */
 #define WINDOW_BYTES (4u << 20)   /* in flight: enough for 100 Gbit/s over 300 us */
+#define STALL_NS     5000000000u  /* far above what seven repetitions take */
 #define DIRECT_MIN   4096u        /* bytes of a direct READ, in the mean, below which slices are packed */
 
 uint32_t kvs_rdma_outstanding(const struct kvs_rdma *rdma)
@@ -277,7 +278,27 @@ static void start(struct kvs_link *link, const struct kvs_sink *sink)
 	reader->run.len = 0;
 	reader->packed = kvs_rdma_packs(sink->plan, rdma->pair.sge, rdma->ready.slot_size);
 	kvs_plan_seek(&reader->iter, sink->plan, 0);
+	kvs_lock();
+	uint64_t timeout_ns = (uint64_t)kvs_config_get()->timeout_ms * 1000000U;
+	kvs_unlock();
+	reader->stall_ns = timeout_ns / 4 < STALL_NS ? timeout_ns / 4 : STALL_NS;
 	give_credit(link, sink, true);
+}
+
+/*
+ * A device should end a READ that is not answered by itself, and not all do. While there is time, another transport can
+ * still carry the request.
+ */
+static bool is_stalled(const struct kvs_link *link, struct kvs_text *text)
+{
+	const struct kvs_rdma *rdma = link->rdma;
+	const struct kvs_rdma_reader *reader = &rdma->reader;
+	uint64_t waited = kvs_now_ns() - reader->moved_ns;
+	if (kvs_rdma_outstanding(rdma) == 0 || waited < reader->stall_ns)
+		return false;
+	kvs_text_set(text, "%s: none of %u READs from %.150s has ended for %u ms", rdma->pair.device->name,
+	             kvs_rdma_outstanding(rdma), link->name, (unsigned)(waited / 1000000U));
+	return true;
 }
 
 enum kvs_step kvs_rdma_read_more(struct kvs_link *link, struct kvs_sink *sink, struct kvs_text *text)
@@ -289,7 +310,10 @@ enum kvs_step kvs_rdma_read_more(struct kvs_link *link, struct kvs_sink *sink, s
 	bool fatal = atomic_load(&rdma->pair.device->fatal);
 	if (fatal)
 		kvs_text_set(text, "device %s has reported a fatal error", rdma->pair.device->name);
-	if (fatal || !collect(link, sink, &moved, text) || !post_some(link, sink, &moved, text)) {
+	bool well = !fatal && collect(link, sink, &moved, text) && post_some(link, sink, &moved, text);
+	if (moved)
+		rdma->reader.moved_ns = kvs_now_ns();
+	if (!well || (!moved && is_stalled(link, text))) {
 		rdma->reader.error = *text;
 		return KVS_STEP_FAILED;
 	}

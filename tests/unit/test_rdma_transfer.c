@@ -428,6 +428,26 @@ Test(rdma_transfer, timeout_in_flight)
 	expect_clean();
 }
 
+Test(rdma_transfer, stall_hands_over)
+{
+	DOUBLE_ONLY();
+	/* A device that never ends a READ: the next transport carries the request while there is time. */
+	fleet_prefill_config.transports = fleet_decode_config.transports = "rdma,tcp";
+	fleet_prefill_config.timeout_ms = fleet_decode_config.timeout_ms = 4000;
+	struct fleet *fleet = start_up(&down);
+	verbs->shared->stall = 1;
+	cr_expect(fleet_transfer(fleet, 1));
+	cr_expect(fleet_wrong(fleet, 1) == 0);
+	cr_expect(fleet_log_count("has ended for 1") > 0);
+	verbs->shared->stall = 0;
+	wait_ms(200);
+	cr_expect(fleet_transfer(fleet, 2));
+	cr_expect(fleet_wrong(fleet, 2) == 0);
+	cr_expect(fleet_strayed(fleet) == 0);
+	fleet_stop(fleet);
+	expect_clean();
+}
+
 Test(rdma_transfer, cancel_in_flight)
 {
 	DOUBLE_ONLY();

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rdma transport over devices that tests/vm/suite has set up, under loss, delay, cut links and limits. What is
+ * there is told by variables; without them a case is skipped.
+ *
+ * KVS_TEST_PREFILL_DEVICE, KVS_TEST_DECODE_DEVICE   the devices, a cable between them
+ * KVS_TEST_MTU                                      bytes that the path must have got
+ * KVS_TEST_MEMLOCK                                  RLIMIT_MEMLOCK of this process, too little
+ * KVS_TEST_SOAK_S                                   seconds to go on for, while links are cut and mended
+ * KVS_TEST_SOAK_BACK                                at the end rooms must go over rdma again
+ * KVS_TEST_TCP                                      tcp alone, over whatever the loopback interface does
+ */
+#define _GNU_SOURCE
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "support/agent_fleet.h"
+
+static const struct fleet_shape shapes[] = {
+        {2, 1, 8, 3, 16, 7, 2, 128, 128},
+        {1, 2, 8, 3, 16, 7, 2, 128, 128},
+        {4, 2, 8, 2, 1, 33, 2, 64, 32},
+        {1, 4, 8, 1, 64, 20, 1, 256, 0},
+};
+
+static const char *variable(const char *name)
+{
+	const char *value = getenv(name);
+	if (value == NULL)
+		cr_skip("%s is not set", name);
+	return value;
+}
+
+static uint64_t now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static void use_cable(void)
+{
+	fleet_prefill_config.transports = fleet_decode_config.transports = "rdma";
+	fleet_prefill_config.rdma_device = variable("KVS_TEST_PREFILL_DEVICE");
+	fleet_decode_config.rdma_device = variable("KVS_TEST_DECODE_DEVICE");
+}
+
+static void expect_shapes(const char *route)
+{
+	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+		struct fleet *fleet = fleet_start(&shapes[i]);
+		fleet_fill(fleet);
+		for (uint32_t room = 0; room < shapes[i].rooms; room++) {
+			cr_expect(fleet_transfer(fleet, room), "shape %zu room %u", i, room);
+			cr_expect(fleet_wrong(fleet, room) == 0, "shape %zu room %u", i, room);
+		}
+		cr_expect(fleet_strayed(fleet) == 0);
+		cr_expect(fleet_log_count(route) == shapes[i].rooms * shapes[i].decode_tp, "shape %zu: %u lines", i,
+		          fleet_log_count(route));
+		fleet_stop(fleet);
+		if (i + 1 < sizeof(shapes) / sizeof(shapes[0]))
+			fleet_log_clear();
+	}
+}
+
+Test(rdma_real, cable, .timeout = 300)
+{
+	char mtu[32];
+	use_cable();
+	expect_shapes("done: route=rdma");
+	(void)snprintf(mtu, sizeof(mtu), "MTU %s,", variable("KVS_TEST_MTU"));
+	cr_expect(fleet_log_count(mtu) > 0, "no pair has %s", mtu);
+}
+
+Test(rdma_real, tcp, .timeout = 300)
+{
+	(void)variable("KVS_TEST_TCP");
+	fleet_prefill_config.transports = fleet_decode_config.transports = "tcp";
+	expect_shapes("done: route=tcp");
+}
+
+Test(rdma_real, memlock, .timeout = 120)
+{
+	static const struct fleet_shape shape = {2, 1, 8, 3, 16, 200, 1, 128, 128};
+	char limit[64];
+	(void)snprintf(limit, sizeof(limit), "RLIMIT_MEMLOCK is %s bytes", variable("KVS_TEST_MEMLOCK"));
+	fleet_prefill_config.transports = fleet_decode_config.transports = "rdma,tcp";
+	struct fleet *fleet = fleet_start(&shape);
+	fleet_fill(fleet);
+	cr_expect(fleet_transfer(fleet, 0));
+	cr_expect(fleet_wrong(fleet, 0) == 0);
+	cr_expect(fleet_log_count(limit) > 0, "nothing says: %s", limit);
+	cr_expect(fleet_log_count("done: route=tcp") == 1);
+	fleet_stop(fleet);
+}
+
+/* Whatever happens to the cable, every room is right, over tcp if need be. */
+Test(rdma_real, soak, .timeout = 300)
+{
+	static const struct fleet_shape shape = {2, 1, 8, 3, 16, 40, 2, 128, 128};
+	long seconds = strtol(variable("KVS_TEST_SOAK_S"), NULL, 10);
+	time_t end = time(NULL) + seconds;
+	uint32_t done = 0, over_rdma = 0, failed = 0;
+	uint64_t longest = 0;
+	use_cable();
+	fleet_prefill_config.transports = fleet_decode_config.transports = "rdma,tcp";
+	struct fleet *fleet = fleet_start(&shape);
+	fleet_fill(fleet);
+	while (time(NULL) < end) {
+		uint64_t began = now_ms();
+		bool ok = fleet_transfer(fleet, done % 2);
+		longest = now_ms() - began > longest ? now_ms() - began : longest;
+		cr_assert(!ok || fleet_wrong(fleet, done % 2) == 0);
+		failed += ok ? 0 : 1;
+		done++;
+		over_rdma = fleet_log_count("done: route=rdma components=1");
+	}
+	fleet_log_clear();
+	cr_expect(fleet_transfer(fleet, 0));
+	cr_expect(getenv("KVS_TEST_SOAK_BACK") == NULL || fleet_log_count("done: route=rdma components=1") == 1,
+	          "rdma was not taken up again");
+	printf("soak: %u rooms, %u over rdma alone, %u failed, the longest took %llu ms\n", done, over_rdma, failed,
+	       (unsigned long long)longest);
+	cr_expect(failed == 0, "%u of %u rooms failed, with tcp to go on with", failed, done);
+	fleet_stop(fleet);
+}
