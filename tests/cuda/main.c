@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bench.h"
 #include "check.h"
 #include "peer.h"
 
@@ -47,6 +48,8 @@ int main(int argc, char **argv)
 {
 	if (argc == 3 && strcmp(argv[1], "--prefill") == 0)
 		return prefill_main(atoi(argv[2]));
+	if (argc == 3 && strcmp(argv[1], "--bench") == 0)
+		return bench_main((unsigned)atoi(argv[2]));
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	for (size_t s = 0; s < sizeof(suites) / sizeof(suites[0]); s++) {
 		for (const struct test *test = suites[s]; test->name != NULL; test++) {
