@@ -79,7 +79,7 @@ KVS_FORWARD(receiver_register, receiver_class, kvs_receiver_register)
 KVS_FORWARD(receiver_metadata, receiver_class, kvs_receiver_metadata)
 KVS_FORWARD(receiver_poll, receiver_class, kvs_receiver_poll)
 KVS_FORWARD(receiver_abort, receiver_class, kvs_receiver_close)
-KVS_FORWARD(receiver_failure, receiver_class, kvs_receiver_close)
+KVS_FORWARD(receiver_failure, receiver_class, kvs_receiver_failure)
 KVS_FORWARD(receiver_clear, receiver_class, kvs_receiver_close)
 
 static KvsPyObject *replace_receiver_connect(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)

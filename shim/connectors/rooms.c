@@ -7,7 +7,8 @@
 #include "../../transport/log.h"
 #include "../options.h"
 
-#define ATTRIBUTE_ROOM "_kvsplice_room" /* of a receiver whose room is open at our agent */
+#define ATTRIBUTE_REASON "_kvsplice_reason" /* of a receiver whose failure we have a text for */
+#define ATTRIBUTE_ROOM   "_kvsplice_room"   /* of a receiver whose room is open at our agent */
 
 KvsPyObject *kvs_replaced_call(const struct kvs_replaced *call)
 {
@@ -187,15 +188,28 @@ static void close_room(KvsPyObject *receiver, enum kvs_room_end end)
 		kvs_py.PyErr_Clear();
 }
 
-/* Record our reason and conclude the receiver as the connector itself would. */
+/*
+ * Record our reason, and keep it: up to 0.5.19 the connector's own text, which knows less, overwrites it when the
+ * prefill's status message comes later.
+ */
+static void record_reason(KvsPyObject *receiver, KvsPyObject *manager, uint64_t room, const char *reason)
+{
+	KvsPyObject *text = kvs_py.PyUnicode_FromString(reason);
+	if (!text || kvs_py.PyObject_SetAttrString(receiver, ATTRIBUTE_REASON, text) != 0)
+		kvs_py.PyErr_Clear();
+	kvs_py.Py_DecRef(text);
+	if (manager)
+		kvs_sglang_record_failure(manager, room, reason);
+}
+
+/* Conclude the receiver as the connector itself would, with our reason. */
 static KvsPyObject *conclude_failed(KvsPyObject *receiver, uint64_t room, const char *reason)
 {
 	KvsPyObject *manager = kvs_py_attr(receiver, "kv_mgr");
 	KvsPyObject *failed = kvs_py.PyLong_FromLongLong(KVS_POLL_FAILED);
 	KvsPyObject *number = kvs_py_attr(receiver, "bootstrap_room");
 	KvsPyObject *update = manager ? kvs_py_attr(manager, "update_status") : NULL;
-	if (manager)
-		kvs_sglang_record_failure(manager, room, reason);
+	record_reason(receiver, manager, room, reason);
 	if (update && number && failed) {
 		KvsPyObject *result = kvs_py.PyObject_CallFunctionObjArgs(update, number, failed, NULL);
 		kvs_py.Py_DecRef(result);
@@ -207,6 +221,17 @@ static KvsPyObject *conclude_failed(KvsPyObject *receiver, uint64_t room, const 
 	kvs_py.Py_DecRef(number);
 	kvs_py.Py_DecRef(manager);
 	return failed;
+}
+
+/* The connector knows that the room failed. Our agent may have learned why meanwhile. */
+static void close_failed(KvsPyObject *receiver, uint64_t endpoint, uint64_t room)
+{
+	struct kvs_text text = {""};
+	KvsPyObject *manager = kvs_py_attr(receiver, "kv_mgr");
+	if (kvs_room_state(endpoint, room, &text) == KVS_ROOM_FAILED)
+		record_reason(receiver, manager, room, text.s);
+	kvs_py.Py_DecRef(manager);
+	close_room(receiver, KVS_ROOM_FAILURE);
 }
 
 KvsPyObject *kvs_receiver_poll(const struct kvs_replaced *call)
@@ -228,12 +253,26 @@ KvsPyObject *kvs_receiver_poll(const struct kvs_replaced *call)
 	else if (status == KVS_POLL_SUCCESS)
 		close_room(call->self, KVS_ROOM_SUCCESS);
 	else if (status == KVS_POLL_FAILED)
-		close_room(call->self, KVS_ROOM_FAILURE);
+		close_failed(call->self, endpoint, room);
 	return result;
 }
 
 KvsPyObject *kvs_receiver_close(const struct kvs_replaced *call)
 {
 	close_room(call->self, KVS_ROOM_FAILURE);
+	return kvs_replaced_call(call);
+}
+
+KvsPyObject *kvs_receiver_failure(const struct kvs_replaced *call)
+{
+	uint64_t endpoint, room;
+	char reason[KVS_TEXT_SIZE];
+	close_room(call->self, KVS_ROOM_FAILURE);
+	if (kvs_py_attr_text(call->self, ATTRIBUTE_REASON, reason, sizeof reason) &&
+	    room_of(call->self, &endpoint, &room)) {
+		KvsPyObject *manager = kvs_py_attr(call->self, "kv_mgr");
+		kvs_sglang_record_failure(manager, room, reason);
+		kvs_py.Py_DecRef(manager);
+	}
 	return kvs_replaced_call(call);
 }

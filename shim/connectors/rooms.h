@@ -57,7 +57,10 @@ KvsPyObject *kvs_receiver_metadata(const struct kvs_replaced *call);
 /* poll: our agent's verdict comes first; a concluded room is closed before the result is returned. */
 KvsPyObject *kvs_receiver_poll(const struct kvs_replaced *call);
 
-/* abort, failure_exception, clear: nothing of ours is written to the room's pages once the original runs. */
+/* failure_exception: as below, and the exception carries our reason where there is one. */
+KvsPyObject *kvs_receiver_failure(const struct kvs_replaced *call);
+
+/* abort, clear: nothing of ours is written to the room's pages once the original runs. */
 KvsPyObject *kvs_receiver_close(const struct kvs_replaced *call);
 
 #endif
