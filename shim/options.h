@@ -49,6 +49,8 @@ enum kvs_option_cpu_heads {
 	NUMBER(rdma_service_level, "RDMA_SERVICE_LEVEL", 0, 15, 0, "0", NULL, "InfiniBand service level of READs") \
 	NUMBER(rdma_traffic_class, "RDMA_TRAFFIC_CLASS", 0, 255, 0, "0", NULL, \
 	       "traffic class of READs: DSCP times 4 on RoCE v2") \
+	WORD(cuda_copy, "CUDA_COPY", "auto kernel 2d", 0, "auto", NULL, \
+	     "how GPU memory is copied on one host: auto by the length of the runs, kernel or 2d always") \
 	FLAG(verify, "VERIFY", false, "0", NULL, \
 	     "1: the decode compares a digest of the bytes in place with the prefill's, in CPU memory; costs time") \
 	TEXT(listen, "LISTEN", 128, NULL, "ADDRESS[:FIRST-LAST]", "", "the server's own address", NULL, \

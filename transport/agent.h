@@ -42,6 +42,7 @@ struct kvs_agent_config {
 	int rdma_gid;               /* 1 + the index of the only GID to use; 0: chosen */
 	uint8_t rdma_service_level; /* 0 to 15 */
 	uint8_t rdma_traffic_class;
+	uint8_t cuda_copy; /* KVSPLICE_CUDA_COPY: enum kvs_cuda_method */
 };
 
 /* False: a value makes no sense (text says which) and the former configuration stays. */

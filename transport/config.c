@@ -46,6 +46,7 @@ static bool parse(const struct kvs_agent_config *config, struct kvs_config *pars
 	parsed->rdma_gid = config->rdma_gid;
 	parsed->rdma_service_level = config->rdma_service_level & 15;
 	parsed->rdma_traffic_class = config->rdma_traffic_class;
+	parsed->cuda_copy = config->cuda_copy;
 	if (config->rdma_device != NULL)
 		(void)snprintf(parsed->rdma_device, sizeof(parsed->rdma_device), "%s", config->rdma_device);
 	parsed->order_count = kvs_transport_order(config->transports == NULL ? DEFAULT_TRANSPORTS : config->transports,

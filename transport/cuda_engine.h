@@ -16,7 +16,7 @@
 
 #define KVS_CUDA_BOUNCE (4u << 20) /* bytes of page-locked memory that packed data passes through, twice per engine */
 
-/* KVSPLICE_CUDA_COPY */
+/* KVSPLICE_CUDA_COPY, in the order of its words. */
 enum kvs_cuda_method {
 	KVS_CUDA_METHOD_AUTO, /* by the rule */
 	KVS_CUDA_METHOD_KERNEL,

@@ -44,6 +44,7 @@ static bool ipc_open(struct kvs_link *link, struct kvs_text *text)
 	struct kvs_cuda_gpu *gpu = link->endpoint->cuda->gpu;
 	struct kvs_text why;
 	cuda->sources = calloc((size_t)most_tensors(link->peer_layout) + 1, sizeof(*cuda->sources));
+	cuda->method = (enum kvs_cuda_method)kvs_config_get()->cuda_copy;
 	if (cuda->sources == NULL) {
 		kvs_text_set(text, "out of memory");
 		return false;
@@ -103,8 +104,8 @@ static enum kvs_step ipc_pull(struct kvs_link *link, struct kvs_sink *sink, stru
 			return KVS_STEP_IDLE;
 		}
 		kvs_cuda_imports_sources(cuda->imports, sink->component, cuda->sources);
-		if (!kvs_cuda_engine_begin(&cuda->engine, sink->plan, KVS_GPU_DIRECT, cuda->sources,
-		                           KVS_CUDA_METHOD_AUTO, text))
+		if (!kvs_cuda_engine_begin(&cuda->engine, sink->plan, KVS_GPU_DIRECT, cuda->sources, cuda->method,
+		                           text))
 			return KVS_STEP_FAILED;
 		cuda->stream = sink->stream;
 	}

@@ -36,6 +36,7 @@ struct kvs_config {
 	int rdma_gid; /* as in kvs_agent_config */
 	uint8_t rdma_service_level;
 	uint8_t rdma_traffic_class;
+	uint8_t cuda_copy;
 	bool has_secret;
 	uint8_t secret[KVS_SECRET_MAX];
 	size_t secret_size;

@@ -278,6 +278,7 @@ static void configure_agent(bool splice_equal_tp)
 	        .secret_file = options->secret_file[0] ? options->secret_file : NULL,
 	        .stats_path = options->stats[0] ? options->stats : NULL,
 	        .verify = options->verify,
+	        .cuda_copy = (uint8_t)options->cuda_copy,
 	        .rdma_device = options->rdma_device,
 	        .rdma_gid = (int)options->rdma_gid_index + 1,
 	        .rdma_service_level = (uint8_t)options->rdma_service_level,
