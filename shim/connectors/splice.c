@@ -6,6 +6,7 @@
 
 #include "../../transport/log.h"
 #include "../options.h"
+#include "later.h"
 
 #define ATTRIBUTE_PEER       "_kvsplice_peer"
 #define ATTRIBUTE_GENERATION "_kvsplice_generation"
@@ -149,11 +150,23 @@ static enum kvs_sent mark(KvsPyObject *request, const char *reason)
 	return KVS_SENT_FAILED;
 }
 
+static bool told_already(KvsPyObject *request)
+{
+	char reason[KVS_TEXT_SIZE];
+	return kvs_py_attr_text(request, ATTRIBUTE_FAILED, reason, sizeof reason);
+}
+
+/* The room failed towards another decode rank, or was cancelled: this one hears of it too. */
+static enum kvs_sent share(const struct job *job, const char *reason)
+{
+	kvs_source_fail(job->endpoint, job->peer, job->room, job->generation, reason);
+	return mark(job->request, reason);
+}
+
 static enum kvs_sent fail(const struct job *job, const char *reason)
 {
 	kvs_log(KVS_LOG_WARN, "room %llu, component %s: %s", (unsigned long long)job->room, job->component, reason);
-	kvs_source_fail(job->endpoint, job->peer, job->room, job->generation, reason);
-	return mark(job->request, reason);
+	return share(job, reason);
 }
 
 static uint32_t next_chunk(KvsPyObject *request)
@@ -183,6 +196,10 @@ static enum kvs_sent send_pull(const struct kvs_send *send, struct job *job)
 	        .dst_count = job->dst_count,
 	};
 	struct kvs_text text = {""};
+	if (send->status_p) {
+		*send->status_p = kvs_later_start(&pull, job->component, &text);
+		return *send->status_p ? KVS_SENT_DONE : fail(job, text.s);
+	}
 	bool moved = false;
 	void *state = kvs_py.PyEval_SaveThread();
 	kvs_peer_verdict(job->endpoint, job->peer, send->component, &verdict);
@@ -271,8 +288,8 @@ enum kvs_sent kvs_splice_send(const struct kvs_send *send)
 	if (!job.generation && equal)
 		return KVS_SENT_STOCK;
 	job.peer = peer->id;
-	if (kvs_splice_request_failed(send->manager, send->request, NULL))
-		return KVS_SENT_FAILED;
+	if (kvs_splice_request_failed(send->manager, send->request, &text))
+		return told_already(send->request) ? KVS_SENT_FAILED : share(&job, text.s);
 	if (peer->refusal.s[0])
 		return fail(&job, peer->refusal.s);
 	enum kvs_sent sent;
