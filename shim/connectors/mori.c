@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SGLang's mori connector (sglang/srt/disaggregation/mori/conn.py), both roles, from 0.5.13 on, where it sends from
- * worker threads.
+ * SGLang's mori connector (sglang/srt/disaggregation/mori/conn.py), both roles.
  *
  * What is raised while a chunk is sent fails its room, on both sides and with the text: so a failure of ours is raised.
- * Its calls return lists of transfer statuses, for the worker to wait for: what we moved is in place, and has none. The
+ * Its calls return lists of transfer statuses, for the worker to wait for: what we moved is in place, and has none. Up
+ * to 0.5.12 there is no worker and the scheduler's thread sends: there a call returns at once, with a status of ours.
+ * (That release takes no model with a second pool: its mori looks for kv_args.state_type, which it does not have.) The
  * connector knows its peers' memory by descriptors and offsets; the addresses that our agent needs are the agent's own.
  *
  * At equal TP it sends all KV buffers with the first one's length, and at different TP it refuses the sliding-window
  * pool alone: any other state goes unsliced, whatever it is. So nothing but mamba is left to it there.
  */
-#include <string.h>
-
-#include "../../transport/log.h"
 #include "connector.h"
 #include "prefill.h"
 
@@ -47,6 +45,7 @@
 	X(receiver_failure, "MoriKVReceiver", "failure_exception", KVS_METHOD, "self", NULL) \
 	X(receiver_clear, "MoriKVReceiver", "clear", KVS_METHOD, "self", NULL)
 
+static bool sends_from_worker;
 static KvsPyObject *manager_class, *register_info_class, *transfer_info_class, *sender_class, *receiver_class;
 
 #define X(id, class_name, name, kind, parameters, class_p) \
@@ -113,18 +112,25 @@ static KvsPyObject *replace_send_kvcache(KvsPyObject *self, KvsPyObject *args, K
 	if (kvs_py_is_exact(self, manager_class))
 		send.info = kvs_prefill_argument(call, "peer_info");
 	KvsPyObject *key = kvs_py_attr(send.info, "engine_key");
-	KvsPyObject *result = NULL;
+	KvsPyObject *result = NULL, *status = NULL;
+	if (!sends_from_worker)
+		send.status_p = &status;
 	switch (kvs_prefill_send_kv(&send, key)) {
 	case KVS_SENT_STOCK:
 		result = kvs_replaced_call(call);
 		break;
 	case KVS_SENT_DONE:
 		result = kvs_py.PyList_New(0);
+		if (result && status && kvs_py.PyList_Append(result, status) != 0) {
+			kvs_py.Py_DecRef(result);
+			result = NULL;
+		}
 		break;
 	case KVS_SENT_FAILED:
 		kvs_prefill_raise(self, send.request);
 		break;
 	}
+	kvs_py.Py_DecRef(status);
 	kvs_py.Py_DecRef(key);
 	kvs_py.Py_DecRef(send.request);
 	return result;
@@ -168,7 +174,7 @@ static KvsPyObject *replace_send_state(KvsPyObject *self, KvsPyObject *args, Kvs
 	KvsPyObject *src_lists = kvs_prefill_argument(call, "src_state_indices");
 	KvsPyObject *dst_lists = kvs_prefill_argument(call, "dst_state_indices");
 	KvsPyObject *request = NULL;
-	if (kvs_py_is_exact(self, manager_class) && info && src_lists && dst_lists) {
+	if (sends_from_worker && kvs_py_is_exact(self, manager_class) && info && src_lists && dst_lists) {
 		KvsPyObject *key = kvs_py_attr(info, "engine_key");
 		if (!kvs_sglang_manager(self))
 			kvs_splice_observe(self, info);
@@ -185,34 +191,34 @@ static KvsPyObject *replace_send_aux(KvsPyObject *self, KvsPyObject *args, KvsPy
 {
 	const struct kvs_replaced *call = KVS_CALL(send_aux);
 	KvsPyObject *number = kvs_prefill_argument(call, "room");
-	struct kvs_text text = {""};
-	bool failed = false;
+	KvsPyObject *request = NULL;
 	if (kvs_py_is_exact(self, manager_class) && number) {
+		KvsPyObject *key = kvs_py_attr(kvs_prefill_argument(call, "peer_info"), "engine_key");
 		long long room = kvs_py.PyLong_AsLongLong(number);
 		if (!kvs_py.PyErr_Occurred())
-			failed = kvs_splice_failed(self, (uint64_t)room, &text);
+			request = kvs_prefill_request_numbered(self, key, "room", room);
 		kvs_py.PyErr_Clear();
+		kvs_py.Py_DecRef(key);
 	}
-	if (!failed)
-		return kvs_replaced_call(call);
-	kvs_sglang_raise(text.s[0] ? text.s : "kvsplice: the room was closed before its transfer ended");
-	return NULL;
+	KvsPyObject *result = NULL;
+	if (request && kvs_prefill_failed(self, request))
+		kvs_prefill_raise(self, request);
+	else
+		result = kvs_replaced_call(call);
+	kvs_py.Py_DecRef(request);
+	return result;
 }
 
 /* ---- the tables ---- */
 
-/* Up to 0.5.12 the scheduler's own thread sends, and must not wait for a transfer. */
 static int prepare(KvsPyObject *module)
 {
 	KvsPyObject *class_object = kvs_py_attr(module, "MoriKVManager");
-	KvsPyObject *worker = class_object ? kvs_py_attr(class_object, "_transfer_worker") : NULL;
+	KvsPyObject *worker = kvs_py_attr(class_object, "_transfer_worker");
+	sends_from_worker = worker != NULL;
 	kvs_py.Py_DecRef(worker);
 	kvs_py.Py_DecRef(class_object);
-	if (worker)
-		return kvs_sglang_prepare();
-	kvs_log(KVS_LOG_WARN, "mori is left as it was: this release sends from the scheduler's own thread, later ones "
-	                      "(0.5.13 and up) from workers");
-	return 0;
+	return kvs_sglang_prepare();
 }
 
 static struct kvs_method registration_methods[] = {REGISTRATION_TABLE(KVS_METHOD_ROW)};

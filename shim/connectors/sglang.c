@@ -30,6 +30,11 @@ bool kvs_sglang_prepare(void)
 	return simple_namespace && runtime_error;
 }
 
+KvsPyObject *kvs_sglang_namespace(void)
+{
+	return kvs_py.PyObject_CallObject(simple_namespace, NULL);
+}
+
 void kvs_sglang_raise(const char *text)
 {
 	kvs_py.PyErr_SetString(runtime_error, text);
@@ -299,7 +304,7 @@ static KvsPyObject *stand_in(KvsPyObject *socket, const struct kvs_frame *frame)
 	kvs_py.PyTuple_SetItem(pair, 1, bytes);
 	KvsPyObject *function = kvs_py.PyCFunction_NewEx(&send_with_frame_def, pair, NULL);
 	kvs_py.Py_DecRef(pair);
-	KvsPyObject *object = function ? kvs_py.PyObject_CallObject(simple_namespace, NULL) : NULL;
+	KvsPyObject *object = function ? kvs_sglang_namespace() : NULL;
 	if (object && kvs_py.PyObject_SetAttrString(object, "send_multipart", function) != 0) {
 		kvs_py.Py_DecRef(object);
 		object = NULL;

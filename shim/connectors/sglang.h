@@ -85,6 +85,9 @@ bool kvs_sglang_prepare(void);
 
 /* ---- small things ---- */
 
+/* A new types.SimpleNamespace; NULL with the exception set. */
+KvsPyObject *kvs_sglang_namespace(void);
+
 /* Set a RuntimeError. */
 void kvs_sglang_raise(const char *text);
 

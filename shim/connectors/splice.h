@@ -44,6 +44,11 @@ struct kvs_send {
 	KvsPyObject *src_items;
 	KvsPyObject *dst_items;
 	const struct kvs_bare_ops *bare; /* NULL: none, such a decode stays on the connector's own path */
+	/*
+	 * Not NULL: this thread must not wait. A transfer that was started is KVS_SENT_DONE with its status object
+	 * (later.h), new, here.
+	 */
+	KvsPyObject **status_p;
 };
 
 enum kvs_sent {
