@@ -8,6 +8,7 @@ from typing import Optional, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from . import gpu
 from .shapes import CANARY, Pool
 
 GUARD = 4096
@@ -52,8 +53,9 @@ class Buffer:
         size = pages * self.item_len
         # Untouched pages of a reserved buffer read as zero: its canary is zero and costs no memory.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (getattr(mmap, "MAP_NORESERVE", 0x4000) if reserve_only else 0)
-        self._memory = mmap.mmap(-1, size + 2 * GUARD, flags=flags)
-        whole: Bytes = np.frombuffer(self._memory, dtype=np.uint8)
+        on_gpu = gpu.allocate(size + 2 * GUARD)
+        whole: Bytes = np.frombuffer(mmap.mmap(-1, size + 2 * GUARD, flags=flags), dtype=np.uint8) if on_gpu is None \
+            else on_gpu
         self._guards = (whole[:GUARD], whole[GUARD + size:])
         self.data: Bytes = whole[GUARD:GUARD + size].reshape(pages, self.item_len)
         self.fill = 0 if reserve_only else fill
