@@ -2,6 +2,7 @@
 """Time one request between real managers, again and again, and check the bytes of the last one."""
 from __future__ import annotations
 
+import re
 import statistics
 from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
@@ -77,6 +78,11 @@ def once(fleet: Fleet, request: Request, timeout: float) -> Sample:
                   max(timing.step_end for timing in senders) - min(timing.step_begin for timing in senders))
 
 
+def reason(text: str) -> str:
+    """The first line, without the class and the number of the room that SGLang puts before it."""
+    return re.sub(r"^KVTransferError\(bootstrap_room=\d+\): ", "", text.splitlines()[0])
+
+
 def measure(fleet: Fleet, contestant: str, tokens: int, repeat: int, timeout: float) -> Result:
     result = Result(contestant, tokens)
     request = fleet.request(tokens)
@@ -90,7 +96,7 @@ def measure(fleet: Fleet, contestant: str, tokens: int, repeat: int, timeout: fl
         request = request.again(fleet.new_room())
         once(fleet, request, timeout)
     except RankError as error:
-        result.failure, result.samples = str(error).splitlines()[0], []
+        result.failure, result.samples = reason(str(error)), []
         return result
     result.reports = [report for report in fleet.reports() if report["room"] == str(request.room)]
     problems = fleet.problems([request])
