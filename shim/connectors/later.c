@@ -219,7 +219,7 @@ KvsPyObject *kvs_later_start(const struct kvs_pull *pull, const char *component,
 	if (!status) {
 		kvs_text_set(text, "out of memory for a transfer of %u items", pull->src_count);
 		if (later)
-			drop(later);
+			drop(later); /* NOLINT(clang-analyzer-unix.Malloc): two holders, and this is the second to go */
 		return NULL;
 	}
 	int error = start_thread(later);
