@@ -2,13 +2,17 @@
 #include "rooms.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "../../policy/state.h"
 #include "../../transport/log.h"
 #include "../options.h"
 
-#define ATTRIBUTE_REASON "_kvsplice_reason" /* of a receiver whose failure we have a text for */
-#define ATTRIBUTE_ROOM   "_kvsplice_room"   /* of a receiver whose room is open at our agent */
+#define REASON_NS 50000000U /* how much later than the connector's message our agent's may come */
+
+#define ATTRIBUTE_FAILED_AT "_kvsplice_failed_at" /* of a receiver whose connector reported failure: when, ns */
+#define ATTRIBUTE_REASON    "_kvsplice_reason"    /* of a receiver whose failure we have a text for */
+#define ATTRIBUTE_ROOM      "_kvsplice_room"      /* of a receiver whose room is open at our agent */
 
 KvsPyObject *kvs_replaced_call(const struct kvs_replaced *call)
 {
@@ -223,15 +227,39 @@ static KvsPyObject *conclude_failed(KvsPyObject *receiver, uint64_t room, const 
 	return failed;
 }
 
-/* The connector knows that the room failed. Our agent may have learned why meanwhile. */
-static void close_failed(KvsPyObject *receiver, uint64_t endpoint, uint64_t room)
+/* Is there still time for our agent to learn why a room failed that the connector calls failed? */
+static bool reason_may_come(KvsPyObject *receiver)
+{
+	struct timespec now;
+	uint64_t since = 0;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	uint64_t ns = (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
+	if (kvs_py_attr_u64(receiver, ATTRIBUTE_FAILED_AT, &since))
+		return ns - since < REASON_NS;
+	KvsPyObject *number = kvs_py.PyLong_FromUnsignedLongLong(ns);
+	bool kept = number && kvs_py.PyObject_SetAttrString(receiver, ATTRIBUTE_FAILED_AT, number) == 0;
+	kvs_py.PyErr_Clear();
+	kvs_py.Py_DecRef(number);
+	return kept;
+}
+
+/*
+ * The connector knows that the room failed, our agent may be about to hear why: the two messages take different ways.
+ * The room is reported as under way until it has, or for REASON_NS. Takes over result, the connector's status.
+ */
+static KvsPyObject *connector_failed(KvsPyObject *receiver, uint64_t endpoint, uint64_t room, KvsPyObject *result)
 {
 	struct kvs_text text = {""};
-	KvsPyObject *manager = kvs_py_attr(receiver, "kv_mgr");
-	if (kvs_room_state(endpoint, room, &text) == KVS_ROOM_FAILED)
+	if (kvs_room_state(endpoint, room, &text) == KVS_ROOM_FAILED) {
+		KvsPyObject *manager = kvs_py_attr(receiver, "kv_mgr");
 		record_reason(receiver, manager, room, text.s);
-	kvs_py.Py_DecRef(manager);
+		kvs_py.Py_DecRef(manager);
+	} else if (reason_may_come(receiver)) {
+		kvs_py.Py_DecRef(result);
+		return kvs_py.PyLong_FromLongLong(KVS_POLL_WAITING);
+	}
 	close_room(receiver, KVS_ROOM_FAILURE);
+	return result;
 }
 
 KvsPyObject *kvs_receiver_poll(const struct kvs_replaced *call)
@@ -253,7 +281,7 @@ KvsPyObject *kvs_receiver_poll(const struct kvs_replaced *call)
 	else if (status == KVS_POLL_SUCCESS)
 		close_room(call->self, KVS_ROOM_SUCCESS);
 	else if (status == KVS_POLL_FAILED)
-		close_failed(call->self, endpoint, room);
+		return connector_failed(call->self, endpoint, room, result);
 	return result;
 }
 

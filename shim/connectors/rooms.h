@@ -10,6 +10,7 @@
 
 /* KVPoll, sglang/srt/disaggregation/base/conn.py, 0.5.12 to 0.5.23 */
 #define KVS_POLL_FAILED  0
+#define KVS_POLL_WAITING 2
 #define KVS_POLL_SUCCESS 4
 
 struct kvs_replaced {
