@@ -294,7 +294,7 @@ static bool is_stalled(const struct kvs_link *link, struct kvs_text *text)
 	const struct kvs_rdma *rdma = link->rdma;
 	const struct kvs_rdma_reader *reader = &rdma->reader;
 	uint64_t waited = kvs_now_ns() - reader->moved_ns;
-	if (kvs_rdma_outstanding(rdma) == 0 || waited < reader->stall_ns)
+	if (link->route_count < 2 || kvs_rdma_outstanding(rdma) == 0 || waited < reader->stall_ns)
 		return false;
 	kvs_text_set(text, "%s: none of %u READs from %.150s has ended for %u ms", rdma->pair.device->name,
 	             kvs_rdma_outstanding(rdma), link->name, (unsigned)(waited / 1000000U));

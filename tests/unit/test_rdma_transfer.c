@@ -407,7 +407,7 @@ Test(rdma_transfer, close_in_flight)
 Test(rdma_transfer, timeout_in_flight)
 {
 	DOUBLE_ONLY();
-	fleet_prefill_config.timeout_ms = 500;
+	fleet_prefill_config.timeout_ms = 1500;
 	struct fleet *fleet = start_up(&down);
 	struct fleet_job job;
 	verbs->shared->stall = 1;
@@ -415,7 +415,7 @@ Test(rdma_transfer, timeout_in_flight)
 	struct kvs_pull pull = fleet_pull(fleet, 0, 0, 1, generation);
 	fleet_begin(&job, &pull);
 	cr_expect(!fleet_end(&job));
-	cr_expect(now_ms() - began < 3000);
+	cr_expect(now_ms() - began < 4000);
 	cr_expect(strstr(job.text.s, "KVSPLICE_TIMEOUT_MS") != NULL, "%s", job.text.s);
 	fleet_close(fleet, 0, 1, KVS_ROOM_FAILURE);
 	uint64_t touched = fleet_touched(fleet, 1);
