@@ -179,7 +179,8 @@ int double_post_send(struct kvs_ibv_qp *ibv, struct kvs_ibv_send_wr *wr, struct 
 		work->signaled = (wr->send_flags & KVS_IBV_SEND_SIGNALED) != 0;
 		work->due_ns = double_now_ns() + kvs_verbs_double.device.delay_us * 1000u;
 		work->count = wr->num_sge;
-		memcpy(work->list, wr->sg_list, (size_t)wr->num_sge * sizeof(work->list[0]));
+		if (wr->num_sge > 0)
+			memcpy(work->list, wr->sg_list, (size_t)wr->num_sge * sizeof(work->list[0]));
 		*context->last = work;
 		context->last = &work->next;
 		raise_to(&world->shared.deepest, (int)++qp->outstanding);
