@@ -22,8 +22,6 @@ static void print_markdown(void)
 			printf(" (%lld to %lld)", (long long)row->least, (long long)row->most);
 		else if (row->range && row->kind == KVS_OPTION_TEXT)
 			printf(" (%s)", row->range);
-		if (row->absent)
-			printf("; no effect: this build has no %s", row->absent);
 		puts(" |");
 	}
 }

@@ -221,8 +221,6 @@ static void read_value(const struct reader *reader, const struct kvs_option_row 
                        struct kvs_options *options)
 {
 	char *field = (char *)options + row->offset;
-	if (row->absent)
-		complain(reader, "%s has no effect: this build has no %s", row->name, row->absent);
 	switch (row->kind) {
 	case KVS_OPTION_FLAG:
 		read_flag(reader, row, value, (bool *)field);

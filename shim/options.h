@@ -29,44 +29,40 @@ enum kvs_option_cpu_heads {
  * Every variable, once: the structure below, the reader and the printed table are made from these rows. NAME is what
  * follows KVSPLICE_.
  *
- * FLAG(field, NAME, default, default as text, absent, help)
- * WORD(field, NAME, words, default, default as text, absent, help): the field is the word's number
- * NUMBER(field, NAME, least, most, default, default as text, absent, help)
- * TEXT(field, NAME, size, words, range, default, default as text, absent, help): words: NULL, or the names that a
+ * FLAG(field, NAME, default, default as text, help)
+ * WORD(field, NAME, words, default, default as text, help): the field is the word's number
+ * NUMBER(field, NAME, least, most, default, default as text, help)
+ * TEXT(field, NAME, size, words, range, default, default as text, help): words: NULL, or the names that a
  *     comma-separated list may have
- *
- * absent: NULL, or the part that this build lacks and without which the variable has no effect.
  */
 #define KVS_OPTION_TABLE(FLAG, WORD, NUMBER, TEXT) \
-	FLAG(enable, "ENABLE", true, "1", NULL, "0: a true kill switch, nothing looked up, nothing hooked") \
-	WORD(policy, "POLICY", KVS_POLICY_WORDS, KVS_POLICY_AUTO, "auto", NULL, \
+	FLAG(enable, "ENABLE", true, "1", "0: a true kill switch, nothing looked up, nothing hooked") \
+	WORD(policy, "POLICY", KVS_POLICY_WORDS, KVS_POLICY_AUTO, "auto", \
 	     "auto: splice what upstream refuses or slices; refused: only what it refuses; all: equal TP too; " \
 	     "off: observe and log") \
 	TEXT(transport, "TRANSPORT", 128, KVS_TRANSPORT_NAMES, "comma-separated list of names", \
-	     "cuda_ipc,rdma,host,tcp,engine", "cuda_ipc,rdma,host,tcp,engine", NULL, "order and choice of transports") \
-	TEXT(rdma_device, "RDMA_DEVICE", 64, NULL, "NAME[:PORT]", "", "automatic", NULL, "which RDMA device and port") \
-	NUMBER(rdma_gid_index, "RDMA_GID_INDEX", 0, 255, -1, "automatic", NULL, "the only GID of the device to use") \
-	NUMBER(rdma_service_level, "RDMA_SERVICE_LEVEL", 0, 15, 0, "0", NULL, "InfiniBand service level of READs") \
-	NUMBER(rdma_traffic_class, "RDMA_TRAFFIC_CLASS", 0, 255, 0, "0", NULL, \
+	     "cuda_ipc,rdma,host,tcp,engine", "cuda_ipc,rdma,host,tcp,engine", "order and choice of transports") \
+	TEXT(rdma_device, "RDMA_DEVICE", 64, NULL, "NAME[:PORT]", "", "automatic", "which RDMA device and port") \
+	NUMBER(rdma_gid_index, "RDMA_GID_INDEX", 0, 255, -1, "automatic", "the only GID of the device to use") \
+	NUMBER(rdma_service_level, "RDMA_SERVICE_LEVEL", 0, 15, 0, "0", "InfiniBand service level of READs") \
+	NUMBER(rdma_traffic_class, "RDMA_TRAFFIC_CLASS", 0, 255, 0, "0", \
 	       "traffic class of READs: DSCP times 4 on RoCE v2") \
-	WORD(cuda_copy, "CUDA_COPY", "auto kernel 2d", 0, "auto", NULL, \
+	WORD(cuda_copy, "CUDA_COPY", "auto kernel 2d", 0, "auto", \
 	     "how GPU memory is copied on one host: auto by the length of the runs, kernel or 2d always") \
-	FLAG(verify, "VERIFY", false, "0", NULL, \
+	FLAG(verify, "VERIFY", false, "0", \
 	     "1: the decode compares a digest of the bytes in place with the prefill's, in CPU memory; costs time") \
-	TEXT(listen, "LISTEN", 128, NULL, "ADDRESS[:FIRST-LAST]", "", "the server's own address", NULL, \
+	TEXT(listen, "LISTEN", 128, NULL, "ADDRESS[:FIRST-LAST]", "", "the server's own address", \
 	     "address and ports of the control socket; each rank takes the next free port") \
-	TEXT(secret_file, "SECRET_FILE", 1024, NULL, "path", "", "unset", NULL, \
+	TEXT(secret_file, "SECRET_FILE", 1024, NULL, "path", "", "unset", \
 	     "a shared secret: peers prove that they know it") \
-	NUMBER(staging_mb, "STAGING_MB", 1, 4096, 64, "64", NULL, "staging memory per peer, MiB") \
-	WORD(cpu_heads, "CPU_HEADS", "padded replicated", KVS_CPU_HEADS_PADDED, "padded", NULL, \
+	NUMBER(staging_mb, "STAGING_MB", 1, 4096, 64, "64", "staging memory per peer, MiB") \
+	WORD(cpu_heads, "CPU_HEADS", "padded replicated", KVS_CPU_HEADS_PADDED, "padded", \
 	     "replicated: a CPU server whose head padding was turned off") \
-	NUMBER(timeout_ms, "TIMEOUT_MS", 100, 3600000, 30000, "30000", NULL, \
-	       "for one request's transfer, milliseconds") \
-	TEXT(stats, "STATS", 1024, NULL, "path", "", "unset", NULL, \
-	     "path of the metrics file; the process id is added") \
-	WORD(log, "LOG", "error warn info debug", 1, "warn", NULL, \
+	NUMBER(timeout_ms, "TIMEOUT_MS", 100, 3600000, 30000, "30000", "for one request's transfer, milliseconds") \
+	TEXT(stats, "STATS", 1024, NULL, "path", "", "unset", "path of the metrics file; the process id is added") \
+	WORD(log, "LOG", "error warn info debug", 1, "warn", \
 	     "the least important messages that are shown: error, warn, info or debug") \
-	FLAG(help, "HELP", false, "unset", NULL, "1: print this table and go on")
+	FLAG(help, "HELP", false, "unset", "1: print this table and go on")
 
 struct kvs_options {
 #define KVS_FIELD_FLAG(field, ...)          bool field;

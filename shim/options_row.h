@@ -22,10 +22,9 @@ struct kvs_option_row {
 	const char *words; /* space-separated; NULL: none */
 	const char *range; /* TEXT: what it looks like; NULL: made from the other members */
 	int64_t least, most;
-	int64_t number;     /* default of all but TEXT */
-	const char *text;   /* default of TEXT */
-	const char *shown;  /* the default, for people */
-	const char *absent; /* what this build lacks for it; NULL: nothing */
+	int64_t number;    /* default of all but TEXT */
+	const char *text;  /* default of TEXT */
+	const char *shown; /* the default, for people */
 	const char *help;
 };
 

@@ -7,25 +7,14 @@
 #include "options_row.h"
 
 #define AT(field) offsetof(struct kvs_options, field), sizeof(((struct kvs_options *)0)->field)
-#define FLAG_ROW(field, tail, value, shown, absent, help) \
-	{KVS_OPTION_FLAG, KVS_OPTION_PREFIX tail, AT(field), NULL, "0, 1", 0, 1, value, NULL, shown, absent, help},
-#define WORD_ROW(field, tail, words, value, shown, absent, help) \
-	{KVS_OPTION_WORD, KVS_OPTION_PREFIX tail, AT(field), words, NULL, 0, 0, value, NULL, shown, absent, help},
-#define NUMBER_ROW(field, tail, least, most, value, shown, absent, help) \
-	{KVS_OPTION_NUMBER, \
-	 KVS_OPTION_PREFIX tail, \
-	 AT(field), \
-	 NULL, \
-	 NULL, \
-	 least, \
-	 most, \
-	 value, \
-	 NULL, \
-	 shown, \
-	 absent, \
-	 help},
-#define TEXT_ROW(field, tail, size, words, range, value, shown, absent, help) \
-	{KVS_OPTION_TEXT, KVS_OPTION_PREFIX tail, AT(field), words, range, 0, 0, 0, value, shown, absent, help},
+#define FLAG_ROW(field, tail, value, shown, help) \
+	{KVS_OPTION_FLAG, KVS_OPTION_PREFIX tail, AT(field), NULL, "0, 1", 0, 1, value, NULL, shown, help},
+#define WORD_ROW(field, tail, words, value, shown, help) \
+	{KVS_OPTION_WORD, KVS_OPTION_PREFIX tail, AT(field), words, NULL, 0, 0, value, NULL, shown, help},
+#define NUMBER_ROW(field, tail, least, most, value, shown, help) \
+	{KVS_OPTION_NUMBER, KVS_OPTION_PREFIX tail, AT(field), NULL, NULL, least, most, value, NULL, shown, help},
+#define TEXT_ROW(field, tail, size, words, range, value, shown, help) \
+	{KVS_OPTION_TEXT, KVS_OPTION_PREFIX tail, AT(field), words, range, 0, 0, 0, value, shown, help},
 
 const struct kvs_option_row kvs_option_rows[] = {KVS_OPTION_TABLE(FLAG_ROW, WORD_ROW, NUMBER_ROW, TEXT_ROW)};
 const size_t kvs_option_row_count = sizeof kvs_option_rows / sizeof *kvs_option_rows;
@@ -70,8 +59,6 @@ size_t kvs_options_table(char *buffer_p, size_t size)
 		put(&out, "  %s\n      default: %s\n      values:  ", row->name, row->shown);
 		put_range(&out, row);
 		put(&out, "\n      %s\n", row->help);
-		if (row->absent)
-			put(&out, "      no effect: this build has no %s\n", row->absent);
 	}
 	return out.used;
 }
