@@ -2,6 +2,7 @@
 #include "bare.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "../../policy/plan.h"
 
@@ -10,6 +11,9 @@
  * queue-full"); this is a good way below that and costs nothing against larger ones.
  */
 #define BATCH 2048
+
+#define ATTEMPTS 3
+#define PAUSE_US 100000
 
 /* object.name[index], or object.name[outer][index] with outer >= 0, as an integer. */
 static bool entry(KvsPyObject *object, const char *name, int64_t outer, uint32_t index, uint64_t *value_p)
@@ -184,6 +188,28 @@ static bool next_batch(struct kvs_plan_iter *iter, KvsPyObject *lists_p[3])
 	return ok;
 }
 
+/*
+ * One call of the engine, tried again after a pause: its queues are shared by all ranks that send to a decode, so a
+ * batch can be refused for the others' sake. The bytes are the same every time, and the room is still open.
+ */
+static long long push_batch(KvsPyObject *transfer, KvsPyObject *session, KvsPyObject *const lists[3])
+{
+	long long rc = -1;
+	for (int attempt = 0; rc != 0 && attempt < ATTEMPTS; attempt++) {
+		if (attempt > 0) {
+			void *state = kvs_py.PyEval_SaveThread();
+			usleep(PAUSE_US);
+			kvs_py.PyEval_RestoreThread(state);
+		}
+		KvsPyObject *result =
+		        kvs_py.PyObject_CallFunctionObjArgs(transfer, session, lists[0], lists[1], lists[2], NULL);
+		rc = result ? kvs_py.PyLong_AsLongLong(result) : -1;
+		kvs_py.Py_DecRef(result);
+		kvs_py.PyErr_Clear();
+	}
+	return rc;
+}
+
 static bool push(KvsPyObject *manager, KvsPyObject *request, const struct kvs_plan *plan, struct kvs_text *text)
 {
 	KvsPyObject *engine = kvs_py_attr(manager, "engine");
@@ -199,13 +225,8 @@ static bool push(KvsPyObject *manager, KvsPyObject *request, const struct kvs_pl
 		ok = next_batch(&iter, lists);
 		bool more = ok && kvs_py.PyList_Size(lists[0]) > 0;
 		long long rc = 0;
-		if (more) {
-			KvsPyObject *result = kvs_py.PyObject_CallFunctionObjArgs(transfer, session, lists[0], lists[1],
-			                                                          lists[2], NULL);
-			rc = result ? kvs_py.PyLong_AsLongLong(result) : -1;
-			kvs_py.Py_DecRef(result);
-		}
-		kvs_py.PyErr_Clear();
+		if (more)
+			rc = push_batch(transfer, session, lists);
 		for (int i = 0; i < 3; i++)
 			kvs_py.Py_DecRef(lists[i]);
 		if (!ok)
@@ -214,9 +235,9 @@ static bool push(KvsPyObject *manager, KvsPyObject *request, const struct kvs_pl
 		if (rc != 0) {
 			kvs_text_set(
 			        text,
-			        "mooncake's engine returned %lld for batch %llu of %d descriptors (%llu runs, %llu "
-			        "bytes in all)",
-			        rc, (unsigned long long)batch, BATCH, (unsigned long long)plan->runs,
+			        "mooncake's engine returned %lld %d times for batch %llu of %d descriptors (%llu runs, "
+			        "%llu bytes in all)",
+			        rc, ATTEMPTS, (unsigned long long)batch, BATCH, (unsigned long long)plan->runs,
 			        (unsigned long long)plan->bytes);
 			ok = false;
 		}
