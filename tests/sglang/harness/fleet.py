@@ -29,7 +29,7 @@ MOONCAKE_CHATTER = re.compile(r"[IWE]\d{4} |WARNING: Logging before")
 BASE_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "SGLANG_HOST_IP": "127.0.0.1",
     "MC_FORCE_TCP": "1", "MOONCAKE_PROTOCOL": "tcp", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
-    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60", "TOKENIZERS_PARALLELISM": "false",
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "300", "TOKENIZERS_PARALLELISM": "false",
     # UCX's threads look for work all the time; by itself SGLang asks for 8 of them for each prefill rank.
     "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS": '{"num_threads": "1"}',
 }
