@@ -133,6 +133,23 @@ def aux_of_a_failed_room(bench: Bench) -> None:
         expect(not problems, "\n".join(problems))
 
 
+def mixed(connector: str, decode_release: str, bench: Bench) -> None:
+    """The roles on two releases whose own messages the other understands."""
+    with bench.fleet(shapes.GPT_OSS_SHORT, 2, 1, connector=connector, decode_release=decode_release) as fleet:
+        request = fleet.request(chunk_pages=5)
+        fleet.run([request])
+        expect_bytes(fleet, [request])
+
+
+# A bootstrap server of 0.5.23 tells more than older decodes take; and up to 0.5.22 a decode of nixl counts
+# notifications, which a prefill of 0.5.23 does not send.
+for _connector, _prefill_release, _decode_release in (
+        ("mooncake", E18, E21), ("mooncake", E21, E18), ("mooncake", E18, E23), ("nixl", E18, E21), ("nixl", E21, E18),
+        ("mori", E18, E23), ("mori", E21, E18)):
+    case(f"{_connector}-decode-on-{_decode_release}", True, (_prefill_release,))(
+        partial(mixed, _connector, _decode_release))
+
+
 def minimax(prefill_tp: int, decode_tp: int, connector: str, bench: Bench) -> None:
     """4 KV heads, one index head that every rank holds, dense layers in a pool of their own; pages of 128 tokens."""
     shape = Shape("minimax", (Pool("kv", 3, 4, 256, 256), Pool("minimax_index_k", 3, 1, 256, 0, replicated=True),

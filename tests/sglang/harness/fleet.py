@@ -214,6 +214,7 @@ class FleetConfig:
     prefill_library: bool = True
     decode_library: bool = True
     connector: str = "mooncake"
+    decode_release: str = ""        # instead of the prefill's
     tokens: int = 1000              # room for requests of so many
     requests: int = 1
     prefill_dp: int = 1
@@ -259,7 +260,7 @@ class Fleet:
     def _start(self, nurseries: Nurseries) -> None:
         config = self.config
         prefill = nurseries.prepare(config.release, config.prefill_library)
-        decode = nurseries.prepare(config.release, config.decode_library)
+        decode = nurseries.prepare(config.decode_release or config.release, config.decode_library)
         self.bootstrap = nurseries.prepare(config.release, config.prefill_library).rank("bootstrap")
         port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
         self.prefill = [prefill.rank(f"prefill{rank}") for rank in range(config.prefill_tp * config.prefill_dp)]
