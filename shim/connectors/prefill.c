@@ -235,6 +235,8 @@ static enum kvs_sent send_state(struct kvs_states *states, uint32_t index, KvsPy
 
 bool kvs_prefill_states(struct kvs_states *states, bool *left_p)
 {
+	_Static_assert(KVS_MAX_COMPONENTS <= 32, "a bit for each component");
+	uint32_t in_place = 0;
 	*left_p = false;
 	for (ssize_t i = 0; i < kvs_py.PyList_Size(states->rest); i++) {
 		KvsPyObject *src_items = kvs_py.PyList_GetItem(states->rest, i);
@@ -247,13 +249,19 @@ bool kvs_prefill_states(struct kvs_states *states, bool *left_p)
 			*left_p = true;
 			continue;
 		}
-		if (sent == KVS_SENT_DONE && states->done && !states->done(states->call, (uint32_t)i))
-			return false;
+		if (sent == KVS_SENT_DONE)
+			in_place |= 1U << i;
 		kvs_py.Py_IncRef(kvs_py.none);
 		kvs_py.PyList_SetItem(states->rest, i, kvs_py.none);
 	}
-	/* A room that failed moves nothing more: the rest is not sent either. */
-	if (kvs_prefill_failed(states->send.manager, states->send.request))
+	/* A room that failed moves nothing more, and nobody hears of what did move: the rest is not sent either. */
+	if (kvs_prefill_failed(states->send.manager, states->send.request)) {
 		*left_p = false;
+		return true;
+	}
+	for (uint32_t i = 0; states->done && i < KVS_MAX_COMPONENTS; i++) {
+		if ((in_place >> i & 1) != 0 && !states->done(states->call, i))
+			return false;
+	}
 	return true;
 }

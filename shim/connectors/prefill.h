@@ -59,7 +59,10 @@ void kvs_prefill_raise(KvsPyObject *manager, KvsPyObject *request);
 /* Does this release slice a state component of this type itself, and rightly? */
 typedef bool (*kvs_slices_state_t)(KvsPyObject *manager, const char *type);
 
-/* Component index (0-based among the state components) is in place. False, with the exception set, ends the loop. */
+/*
+ * Component index (0-based among the state components) is in place. Called when all that are ours are: nixl's decode
+ * takes the first notification of a rank for all of its state. False, with the exception set, ends the loop.
+ */
 typedef bool (*kvs_state_done_t)(const struct kvs_replaced *call, uint32_t index);
 
 struct kvs_states {
