@@ -50,6 +50,7 @@ struct kvs_rdma_reader {
 	struct kvs_run run; /* what is left of the current one */
 	uint64_t issued;    /* bytes */
 	uint64_t posted;    /* READs in all; the last one's number */
+	uint64_t first;     /* posted when the stream began */
 	uint64_t retired;   /* of them completed */
 	uint64_t in_flight; /* bytes */
 	uint64_t moved_ns;  /* when a READ was last posted or completed */
@@ -78,7 +79,6 @@ struct kvs_rdma {
 	struct kvs_rdma_ready ready;
 	uint32_t *tensor_first; /* by component: index of its first tensor in ready.tensors */
 	struct kvs_rdma_reader reader;
-	uint64_t work_requests; /* in all, for the log */
 
 	/* Prefill: the slots, from the first connect message to the end of the link. */
 	uint8_t *slots;
@@ -121,7 +121,11 @@ void kvs_rdma_after_fork_in_child(void);
 
 /* ---- rdma_read.c: the agent thread, no lock held ---- */
 
-/* Is this plan read in packed pieces? Pure. */
+/* Bytes of a direct READ, in the mean, below which slices are packed (docs/rdma.md has the figures). Tests change it.
+ */
+extern uint32_t kvs_rdma_direct_min;
+
+/* Is this plan read in packed pieces? */
 bool kvs_rdma_packs(const struct kvs_plan *plan, uint32_t sge, uint32_t slot_size);
 enum kvs_step kvs_rdma_read_more(struct kvs_link *link, struct kvs_sink *sink, struct kvs_text *text);
 /* READs that are not completed. */

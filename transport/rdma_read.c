@@ -14,7 +14,8 @@
 #define READ_MAX     (256u << 10) /* bytes: longer ones are no faster and close a room later */
 #define WINDOW_BYTES (4u << 20)   /* in flight: enough for 100 Gbit/s over 300 us */
 #define STALL_NS     5000000000u  /* far above what seven repetitions take */
-#define DIRECT_MIN   4096u        /* bytes of a direct READ, in the mean, below which slices are packed */
+
+uint32_t kvs_rdma_direct_min = 4096;
 
 uint32_t kvs_rdma_outstanding(const struct kvs_rdma *rdma)
 {
@@ -38,7 +39,7 @@ bool kvs_rdma_packs(const struct kvs_plan *plan, uint32_t sge, uint32_t slot_siz
 		uint64_t slots = ((uint64_t)plan->pair_count * item + slot_size - 1) / slot_size;
 		packed += lists_packed > slots ? lists_packed : slots;
 	}
-	return direct > 0 && plan->bytes / direct < DIRECT_MIN && packed * 2 <= direct;
+	return direct > 0 && plan->bytes / direct < kvs_rdma_direct_min && packed * 2 <= direct;
 }
 
 /* ---- cutting ---- */
@@ -180,7 +181,6 @@ static bool post_some(struct kvs_link *link, const struct kvs_sink *sink, bool *
 			kvs_text_set(text, "%s: ibv_post_send: %s", rdma->pair.device->name, strerror(error));
 			return false;
 		}
-		rdma->work_requests += count;
 		*posted_p = true;
 	}
 	return cut != CUT_OUTSIDE;
@@ -273,6 +273,7 @@ static void start(struct kvs_link *link, const struct kvs_sink *sink)
 	struct kvs_rdma *rdma = link->rdma;
 	struct kvs_rdma_reader *reader = &rdma->reader;
 	reader->stream = sink->stream;
+	reader->first = reader->posted;
 	reader->issued = 0;
 	reader->packed_pieces = 0;
 	reader->run.len = 0;
@@ -319,6 +320,9 @@ enum kvs_step kvs_rdma_read_more(struct kvs_link *link, struct kvs_sink *sink, s
 	}
 	if (sink->position == sink->plan->bytes) {
 		rdma->failures = 0;
+		kvs_log(KVS_LOG_DEBUG, "%s: %" PRIu64 " READs, %s, for %" PRIu64 " bytes", link->name,
+		        rdma->reader.posted - rdma->reader.first, rdma->reader.packed ? "packed" : "direct",
+		        sink->plan->bytes);
 		return KVS_STEP_DONE;
 	}
 	give_credit(link, sink, false);

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # To be read by bash inside the machine: software RDMA devices.
 
-# rxe0 on a network interface of its own, 10.77.0.1.
+# rxe0 on a network interface of its own, 10.77.0.1. Its active MTU is the largest power of two below the interface's.
 one_device() {
-	ip link add rxenet type dummy
+	ip link add rxenet mtu "${1:-1500}" type dummy
 	ip addr add 10.77.0.1/24 dev rxenet
 	ip link set rxenet up
 	rdma link add rxe0 type rxe netdev rxenet

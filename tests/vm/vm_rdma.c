@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "support/agent_fleet.h"
 
@@ -49,6 +50,22 @@ static void use_cable(void)
 	fleet_decode_config.rdma_device = variable("KVS_TEST_DECODE_DEVICE");
 }
 
+/* Kilobytes that devices hold in a process's memory. */
+static long pinned(pid_t process)
+{
+	char path[64], line[128];
+	long kilobytes = -1;
+	(void)snprintf(path, sizeof(path), "/proc/%d/status", (int)process);
+	FILE *file = fopen(path, "re");
+	cr_assert(file != NULL);
+	while (fgets(line, sizeof(line), file) != NULL) {
+		if (sscanf(line, "VmPin: %ld", &kilobytes) == 1)
+			break;
+	}
+	fclose(file);
+	return kilobytes;
+}
+
 static void expect_shapes(const char *route)
 {
 	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
@@ -59,6 +76,8 @@ static void expect_shapes(const char *route)
 			cr_expect(fleet_wrong(fleet, room) == 0, "shape %zu room %u", i, room);
 		}
 		cr_expect(fleet_strayed(fleet) == 0);
+		if (strstr(route, "rdma") != NULL)
+			cr_expect(pinned(fleet->child) > 0 && pinned(getpid()) > 0);
 		cr_expect(fleet_log_count(route) == shapes[i].rooms * shapes[i].decode_tp, "shape %zu: %u lines", i,
 		          fleet_log_count(route));
 		fleet_stop(fleet);
@@ -85,7 +104,7 @@ Test(vm_rdma, tcp, .timeout = 300)
 
 Test(vm_rdma, memlock, .timeout = 120)
 {
-	static const struct fleet_shape shape = {2, 1, 8, 3, 16, 200, 1, 128, 128};
+	static const struct fleet_shape shape = {2, 1, 8, 3, 16, 200, 2, 128, 128};
 	char limit[64];
 	(void)snprintf(limit, sizeof(limit), "RLIMIT_MEMLOCK is %s bytes", variable("KVS_TEST_MEMLOCK"));
 	fleet_prefill_config.transports = fleet_decode_config.transports = "rdma,tcp";
@@ -95,6 +114,11 @@ Test(vm_rdma, memlock, .timeout = 120)
 	cr_expect(fleet_wrong(fleet, 0) == 0);
 	cr_expect(fleet_log_count(limit) > 0, "nothing says: %s", limit);
 	cr_expect(fleet_log_count("done: route=tcp") == 1);
+	/* What was registered before the limit is given back, and the processes go on. */
+	cr_expect(pinned(fleet->child) == 0, "the decode has %ld kB pinned", pinned(fleet->child));
+	cr_expect(pinned(getpid()) == 0, "the prefill has %ld kB pinned", pinned(getpid()));
+	cr_expect(fleet_transfer(fleet, 1));
+	cr_expect(fleet_wrong(fleet, 1) == 0);
 	fleet_stop(fleet);
 }
 
