@@ -19,6 +19,7 @@
 #include "../options.h"
 #include "audit_block.h"
 #include "finder.h"
+#include "launch.h"
 #include "patch.h"
 
 struct watched {
@@ -107,6 +108,7 @@ static void catch_up(void)
 	if (size == atomic_load_explicit(&modules_size, memory_order_relaxed) || !in_main_interpreter())
 		return;
 	atomic_store_explicit(&modules_size, size, memory_order_relaxed);
+	kvs_launch_look_again(dict);
 	bool again = false;
 	for (size_t i = 0; i < watched_count; i++)
 		again |= look_at(i, dict);
@@ -190,6 +192,19 @@ static int on_import(KvsPyObject *args)
 	return i < 0 ? 0 : import_and_patch(i, name);
 }
 
+/* By the first letters, which is quick: "open" and "import" are what comes often. */
+static bool is_about_processes(const char *event)
+{
+	return (event[0] == 'o' && event[1] == 's') || (event[0] == 's' && event[1] == 'u');
+}
+
+static void on_processes(const char *event, KvsPyObject *args)
+{
+	KvsPyObject *dict = atomic_load_explicit(&modules, memory_order_acquire);
+	if (dict && in_main_interpreter())
+		kvs_launch_event(event, args, dict);
+}
+
 static int on_event(const char *event, KvsPyObject *args, void *user)
 {
 	(void)user;
@@ -202,6 +217,8 @@ static int on_event(const char *event, KvsPyObject *args, void *user)
 	int result = 0;
 	if (event[0] == 'i' && strcmp(event, "import") == 0)
 		result = on_import(args);
+	else if (is_about_processes(event))
+		on_processes(event, args);
 	if (result == 0)
 		catch_up();
 	return result;
@@ -214,5 +231,6 @@ void kvs_hook_install(void)
 		watched[i].name_size = (ssize_t)strlen(kvs_connectors[i]->module);
 		watched_count = i + 1;
 	}
+	kvs_launch_begin();
 	kvs_audit_block_add(on_event);
 }
