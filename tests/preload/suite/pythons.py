@@ -55,14 +55,19 @@ def version(interpreter: str) -> Tuple[int, ...]:
     return tuple(int(word) for word in text.split())
 
 
-def every_python(check_one) -> None:  # type: ignore[no-untyped-def]
-    """Register one check per interpreter."""
-    for interpreter in interpreters():
+def every_python(check_one, least: Tuple[int, int] = (3, 0)) -> None:  # type: ignore[no-untyped-def]
+    """Register one check per interpreter, of this version or later."""
+    for interpreter in (path for path in interpreters() if version(path) >= least):
         def one(context: Context, interpreter: str = interpreter) -> None:
             check_one(context, interpreter)
         one.__module__ = check_one.__module__
         one.__doc__ = f"{interpreter}: {check_one.__doc__}"
         check(one)
+
+
+def every_hookable_python(check_one) -> None:  # type: ignore[no-untyped-def]
+    """Register one check per interpreter that the hook knows."""
+    every_python(check_one, HOOKABLE)
 
 
 @every_python

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parents that change LD_PRELOAD for their children: who is hooked, and what the parent says."""
+from __future__ import annotations
+
+import json
+import re
+from typing import Dict, List, Tuple
+
+from .check import Context, check, equal, true
+from .fixture import lay, python
+from .pythons import every_hookable_python
+
+WORKER = """
+def work():
+    import kvs_fixture.conn as conn
+    print(conn.Receiver().poll(), flush=True)
+
+if __name__ == "__main__":
+    work()
+"""
+# Each way of starting a process is tried in a fork of its own, since a process warns once.
+PARENT = '''
+import json, multiprocessing, os, subprocess, sys
+import worker
+COMMAND = [sys.executable, "worker.py"]
+
+def with_environment(value, call, unset=False):
+    """As torch_memory_saver does it: the variable is changed around the start of a process."""
+    old = os.environ["LD_PRELOAD"]
+    if unset and not value:
+        del os.environ["LD_PRELOAD"]
+    else:
+        os.environ["LD_PRELOAD"] = value
+    try:
+        call()
+    finally:
+        os.environ["LD_PRELOAD"] = old
+
+def start_method(method):
+    process = multiprocessing.get_context(method).Process(target=worker.work)
+    process.start()
+    process.join()
+
+def environment(value):
+    return {**os.environ, "LD_PRELOAD": value}
+
+def fork_and_exec(value):
+    child = os.fork()
+    if child == 0:
+        os.execve(sys.executable, COMMAND, environment(value))
+    os.waitpid(child, 0)
+
+def with_bytes(value):
+    given = {os.fsencode(name): os.fsencode(text) for name, text in environment(value).items()}
+    subprocess.run(COMMAND, env=given)
+
+WAYS = {
+    "spawn": lambda value: with_environment(value, lambda: start_method("spawn")),
+    "forkserver": lambda value: with_environment(value, lambda: start_method("forkserver")),
+    "inherited": lambda value: with_environment(value, lambda: subprocess.run(COMMAND)),
+    "inherited through a shell": lambda value: with_environment(value, lambda: os.system(f"exec '{sys.executable}' worker.py"), unset=True),
+    "subprocess": lambda value: subprocess.run(COMMAND, env=environment(value)),
+    "subprocess, bytes": with_bytes,
+    "spawnve": lambda value: os.waitpid(os.spawnve(os.P_NOWAIT, sys.executable, COMMAND, environment(value)), 0),
+    "posix_spawn": lambda value: os.waitpid(os.posix_spawn(sys.executable, COMMAND, environment(value)), 0),
+    "fork and exec": fork_and_exec,
+}
+
+def main():
+    if os.environ["PACKAGE"]:
+        import kvs_fixture
+    for number, value in enumerate(json.loads(os.environ["VALUES"])):
+        for way, start in WAYS.items():
+            child = os.fork()
+            if child == 0:
+                log = os.open(f"log.{number}.{way}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                for _ in range(int(os.environ["TIMES"])):
+                    start(value)
+                os._exit(0)
+            os.waitpid(child, 0)
+    print(json.dumps(list(WAYS)))
+
+if __name__ == "__main__":
+    main()
+'''
+SPLICED = "('spliced', 3)"
+WARNING = re.compile(r"kvsplice\[\d+/-\] warn: launch: LD_PRELOAD of what this process starts no longer has libkvsplice-fixture\.so: "
+                     r"those processes run without kvsplice\..* The list now: (.*)")
+
+
+def parent(context: Context, interpreter: str, values: List[str], package: bool, times: int = 1) -> Dict[Tuple[str, str], List[str]]:
+    """The lines of each list of libraries and way to start a process with it, some times."""
+    lay(context)
+    context.write("worker.py", WORKER)
+    result = python(context, PARENT, interpreter, VALUES=json.dumps(values), PACKAGE="yes" if package else "", TIMES=str(times), PYTHONWARNINGS="ignore")
+    true(result.status == 0 and result.err == "", result.show())
+    found = {}
+    for way in json.loads(result.out):
+        for number, value in enumerate(values):
+            found[value, way] = (context.folder / f"log.{number}.{way}").read_text().splitlines()
+    return found
+
+
+def lists(context: Context) -> Tuple[List[str], List[str]]:
+    """Lists with the library in them, and lists without."""
+    other = context.compile("empty_hook.c", shared=True)
+    def after(*names: object) -> str:
+        return ":".join([*context.before, *map(str, names)])
+    return [after(other, context.fixture), after(f"{context.fixture} {other}")], [after(other), after()]
+
+
+@every_hookable_python
+def kept(context: Context, interpreter: str) -> None:
+    """workers whose list has the library anywhere are hooked, and the server says nothing"""
+    for (value, way), lines in parent(context, interpreter, lists(context)[0], True).items():
+        equal([SPLICED], lines, f"{way} with {value!r}")
+
+
+@every_hookable_python
+def dropped(context: Context, interpreter: str) -> None:
+    """a server that drops the library from its workers' list says so once"""
+    for (value, way), lines in parent(context, interpreter, lists(context)[1], True, times=2).items():
+        found = [match.group(1) for match in map(WARNING.fullmatch, lines) if match]
+        equal(["3"] * 2, [line for line in lines if not WARNING.fullmatch(line)], f"{way} with {value!r}: {lines}")
+        # A process that is about to become another cannot know what one before it has said.
+        times = 2 if way in ("spawnve", "fork and exec") else 1
+        equal([value or "(empty)"] * times, found, f"{way} with {value!r}: {lines}")
+
+
+@check
+def plain_parents(context: Context) -> None:
+    """a program without such a package may change the list: it hears nothing"""
+    having, without = lists(context)
+    for (value, way), lines in parent(context, "python3", having + without, False).items():
+        equal([SPLICED if value in having else "3"], lines, f"{way} with {value!r}")
+
+
+@check
+def changed_before(context: Context) -> None:
+    """a list that was changed before the package came is reported when it comes, unless it is as it was by then"""
+    lay(context)
+    change = "import os\nold = os.environ['LD_PRELOAD']\nos.environ['LD_PRELOAD'] = '/nonexistent/other.so'\n"
+    imports = ("import kvs_fixture", "import importlib; importlib.import_module('kvs_fixture'); import colorsys", "import kvs_fixture.conn")
+    for statement in imports:
+        result = python(context, f"{change}{statement}\n")
+        true(WARNING.fullmatch(result.err.strip()), f"{statement}: {result.show()}")
+        for end in ("os.environ['LD_PRELOAD'] = old", "os.environ['LD_PRELOAD'] = 'libc.so.6:libkvsplice-fixture.so'",
+                    "os.environ['LD_PRELOAD'] = '/$LIB/libkvsplice-fixture.so'"):
+            equal("", python(context, f"{change}{end}\n{statement}\n").err, f"{end}; {statement}")
+
+
+@check
+def others_started(context: Context) -> None:
+    """a server that starts a program that is no Python with a clean environment, or that is told to be quiet, says nothing"""
+    lay(context)
+    head = "import kvs_fixture, os, subprocess, sys\n"
+    for statement in (
+        "subprocess.run(['/bin/true'], env={})",
+        "subprocess.run(['sh', '-c', 'exit 0'], env={'PATH': os.environ['PATH']})",
+        "os.environ['OTHER'] = os.environ['LD_PRELOAD']; subprocess.run([sys.executable, '-c', 'pass'])",
+        "subprocess.run([sys.executable, '-c', 'pass'], env=os.environ)",
+        "subprocess.run([sys.executable, '-c', 'pass'], env=dict(os.environ, X='y'))",
+    ):
+        equal("status 0\n--- output\n--- error\n", python(context, head + statement).show(), statement)
+    dropping = "subprocess.run([sys.executable, '-c', 'pass'], env={})"
+    true(WARNING.fullmatch(python(context, head + dropping).err.strip()), "an empty environment")
+    for options in ({"KVSPLICE_LOG": "error"}, {"KVSPLICE_ENABLE": "0"}):
+        equal("", python(context, head + dropping, **options).err, str(options))
+
+
+@check
+def listed_elsewhere(context: Context) -> None:
+    """a library that came by another way than the variable is not missed in it"""
+    lay(context)
+    script = "import ctypes, kvs_fixture, os\nctypes.CDLL({library!r})\nos.environ['LD_PRELOAD'] = '/nonexistent/other.so'\n"
+    result = python(context, script.format(library=str(context.fixture)), hooked=False)
+    equal("status 0\n--- output\n--- error\n", result.show(), "by ctypes")
