@@ -66,6 +66,9 @@ typedef struct CUfunc_st *kvs_cu_function;
 	  (kvs_cu_pointer pointer, size_t size, size_t offset, kvs_cu_handle handle, unsigned long long flags)) \
 	X(MemUnmap, (kvs_cu_pointer pointer, size_t size)) \
 	X(MemSetAccess, (kvs_cu_pointer pointer, size_t size, const struct kvs_cu_access *access, size_t count)) \
+	X(MemGetHandleForAddressRange, \
+	  (void *handle_p, kvs_cu_pointer pointer, size_t size, unsigned type, unsigned long long flags)) \
+	X(FlushGPUDirectRDMAWrites, (unsigned target, unsigned scope)) \
 	X(ThreadExchangeStreamCaptureMode, (unsigned *mode_p)) \
 	X(StreamCreateWithPriority, (kvs_cu_stream * stream_p, unsigned flags, int priority)) \
 	X(StreamSynchronize, (kvs_cu_stream stream)) \

@@ -263,7 +263,8 @@ static void on_welcome(struct kvs_link *link, struct kvs_msg_welcome *msg)
 	struct kvs_text why;
 	bool linear = false;
 	for (uint32_t i = 0; i < link->route_count; i++)
-		linear = linear || link->route[i] == KVS_TRANSPORT_HOST || link->route[i] == KVS_TRANSPORT_TCP;
+		linear = linear || link->route[i] == KVS_TRANSPORT_HOST || link->route[i] == KVS_TRANSPORT_TCP ||
+		         link->route[i] == KVS_TRANSPORT_RDMA;
 	if (linear && !kvs_cuda_open_linear(link, &why))
 		kvs_log(KVS_LOG_WARN, "%s: GPU memory cannot be packed: %s", link->name, why.s);
 	if (!kvs_link_judge(link)) {

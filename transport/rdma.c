@@ -8,10 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_link.h"
 #include "log.h"
 
-/* Is there any use in rdma for such a link? Host memory of one host is better shared, where that is allowed. */
-static bool wanted(const struct kvs_link *link, bool device_memory, struct kvs_text *reason)
+/* Is there any use in rdma for such a link? Memory of one host is better shared, where that is allowed. */
+static bool wanted(const struct kvs_link *link, struct kvs_text *reason)
 {
 	const struct kvs_config *config = kvs_config_get();
 	bool rdma = false, host = false;
@@ -23,8 +24,6 @@ static bool wanted(const struct kvs_link *link, bool device_memory, struct kvs_t
 	host = host && (theirs >> KVS_TRANSPORT_HOST & 1) != 0;
 	if (!rdma)
 		kvs_text_set(reason, "not among its transports");
-	else if (device_memory)
-		kvs_text_set(reason, "GPU memory");
 	else if (link->is_unix && host)
 		kvs_text_set(reason, "the same host");
 	else
@@ -35,7 +34,7 @@ static bool wanted(const struct kvs_link *link, bool device_memory, struct kvs_t
 void kvs_rdma_offer(const struct kvs_link *link, struct kvs_rdma_offer *offer_p)
 {
 	memset(offer_p, 0, sizeof(*offer_p));
-	if (wanted(link, link->endpoint->device_memory, &offer_p->why))
+	if (wanted(link, &offer_p->why))
 		kvs_rdma_devices_open(kvs_config_get()->rdma_device, kvs_config_get()->rdma_gid - 1, offer_p);
 }
 
@@ -81,15 +80,16 @@ static uint64_t some_address(const struct kvs_layout *layout)
 static bool rdma_probe(const struct kvs_link *link, struct kvs_text *reason)
 {
 	struct kvs_rdma *rdma = link->rdma;
-	if (!wanted(link, link->endpoint->device_memory || link->peer_device_memory, reason))
+	if (!wanted(link, reason))
 		return false;
 	if (!moves_something(link)) {
 		kvs_text_set(reason, "nothing to move");
 		return false;
 	}
 	kvs_rdma_devices_open(kvs_config_get()->rdma_device, kvs_config_get()->rdma_gid - 1, &rdma->local);
-	return kvs_rdma_match(&rdma->local, &rdma->remote, kvs_rdma_memory_node(some_address(link->endpoint->layout)),
-	                      &rdma->match, reason);
+	int node = link->endpoint->cuda != NULL ? kvs_rdma_gpu_node(link->endpoint->cuda)
+	                                        : kvs_rdma_memory_node(some_address(link->endpoint->layout));
+	return kvs_rdma_match(&rdma->local, &rdma->remote, node, &rdma->match, reason);
 }
 
 static bool rdma_open(struct kvs_link *link, struct kvs_text *text)
@@ -172,7 +172,7 @@ static void tell_packed(struct kvs_link *link, uint64_t stream, uint64_t pieces)
 	kvs_unlock();
 }
 
-static bool rdma_send(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_text *text)
+static bool send_pieces(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_text *text)
 {
 	struct kvs_cursor cursor = {.copy = 0};
 	uint64_t left = request->plan->bytes, pieces = 0;
@@ -183,7 +183,9 @@ static bool rdma_send(struct kvs_link *link, struct kvs_request *request, uint64
 			return true; /* the decode reads by itself */
 		if (turn == TURN_PACK) {
 			size_t size = left < KVS_RDMA_SLOT_SIZE ? (size_t)left : KVS_RDMA_SLOT_SIZE;
-			left -= kvs_copy_pack(request->plan, &cursor, slot, size);
+			if (!kvs_linear_get(link, request->plan, stream, &cursor, slot, size, text))
+				return false;
+			left -= size;
 			tell_packed(link, stream, ++pieces);
 			if (left == 0)
 				return true;
@@ -201,6 +203,13 @@ static bool rdma_send(struct kvs_link *link, struct kvs_request *request, uint64
 	return false;
 }
 
+static bool rdma_send(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_text *text)
+{
+	bool sent = send_pieces(link, request, stream, text);
+	kvs_linear_end(link);
+	return sent;
+}
+
 /* ---- decode ---- */
 
 static enum kvs_step rdma_pull(struct kvs_link *link, struct kvs_sink *sink, struct kvs_text *text)
@@ -211,7 +220,12 @@ static enum kvs_step rdma_pull(struct kvs_link *link, struct kvs_sink *sink, str
 	case KVS_RDMA_SETUP:
 		return KVS_STEP_IDLE; /* the setup thread wakes the agent */
 	case KVS_RDMA_UP:
-		return kvs_rdma_read_more(link, sink, text);
+		if (rdma->reader.stream == sink->stream || !kvs_rdma_is_stale(link))
+			return kvs_rdma_read_more(link, sink, text);
+		kvs_lock();
+		kvs_rdma_begin(link);
+		kvs_unlock();
+		return KVS_STEP_IDLE;
 	case KVS_RDMA_BROKEN:
 	case KVS_RDMA_GIVEN_UP:
 		kvs_lock();

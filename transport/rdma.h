@@ -26,6 +26,8 @@ struct kvs_rdma_memory {
 	uint32_t refs; /* links, and the endpoint until it is removed */
 	bool removed;
 	bool registered;
+	bool flush;                    /* GPU memory, a decode's: after the last READ */
+	uint64_t epoch;                /* of the GPU memory that is registered; another one is other memory */
 	struct kvs_rdma_pieces pieces; /* constant once registered */
 };
 
@@ -103,6 +105,8 @@ void kvs_rdma_free(struct kvs_link *link);
 
 /* ---- rdma_setup.c ---- */
 
+/* Is what is registered for it no longer the endpoint's memory, as the owner has put other GPU memory there? */
+bool kvs_rdma_is_stale(const struct kvs_link *link);
 /* Have the setup thread make the pair, decode; the lock held. */
 void kvs_rdma_begin(struct kvs_link *link);
 /* Have it answer a connect message, prefill; go on with a ready message, decode, which is taken over. The lock held. */

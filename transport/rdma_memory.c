@@ -81,23 +81,35 @@ static bool add_piece(struct kvs_rdma_pieces *pieces, uint32_t *capacity, struct
 	return true;
 }
 
-/* A range in pieces that the device takes, whole pages each but for the ends. */
-static bool register_range(struct kvs_rdma_device *device, const struct range *range, int access,
-                           struct kvs_rdma_pieces *pieces, uint32_t *capacity, struct kvs_text *text)
+static struct kvs_ibv_mr *register_piece(struct kvs_rdma_device *device, const struct kvs_cuda_memory *gpu,
+                                         uint64_t address, uint64_t length, int access, struct kvs_text *text)
+{
+	if (gpu != NULL)
+		return kvs_rdma_gpu_register(device, gpu, address, length, access, text);
+	errno = EIO;
+	struct kvs_ibv_mr *mr = device->verbs->reg_mr(device->pd, (void *)(uintptr_t)address, (size_t)length, access);
+	if (mr == NULL)
+		kvs_rdma_register_error(text, address, length, errno);
+	return mr;
+}
+
+/* A range in pieces that the device takes, whole pages each but for the ends, and of one allocation of a GPU's. */
+static bool register_range(struct kvs_rdma_device *device, const struct range *range, struct kvs_cuda_memory *gpu,
+                           int access, struct kvs_rdma_pieces *pieces, uint32_t *capacity, struct kvs_text *text)
 {
 	uint64_t most = device->attr.max_mr_size;
 	if (most == 0 || most > (uint64_t)1 << 40)
 		most = (uint64_t)1 << 40;
 	most = most > PAGE ? most / PAGE * PAGE : most;
 	for (uint64_t at = range->begin; at < range->end;) {
-		uint64_t length = range->end - at < most ? range->end - at : most;
-		errno = EIO;
-		struct kvs_ibv_mr *mr =
-		        device->verbs->reg_mr(device->pd, (void *)(uintptr_t)at, (size_t)length, access);
-		if (mr == NULL) {
-			kvs_rdma_register_error(text, at, length, errno);
+		uint64_t end = gpu == NULL ? range->end : kvs_rdma_gpu_end(gpu, at, text);
+		if (end == 0)
 			return false;
-		}
+		end = end < range->end ? end : range->end;
+		uint64_t length = end - at < most ? end - at : most;
+		struct kvs_ibv_mr *mr = register_piece(device, gpu, at, length, access, text);
+		if (mr == NULL)
+			return false;
 		uint32_t key = (access & KVS_IBV_ACCESS_REMOTE_READ) != 0 ? mr->rkey : mr->lkey;
 		if (!add_piece(pieces, capacity, (struct kvs_rdma_piece){at, length, key, mr})) {
 			device->verbs->dereg_mr(mr);
@@ -109,8 +121,8 @@ static bool register_range(struct kvs_rdma_device *device, const struct range *r
 	return true;
 }
 
-bool kvs_rdma_register(struct kvs_rdma_device *device, const struct kvs_layout *layout, int access,
-                       struct kvs_rdma_pieces *pieces_p, struct kvs_text *text)
+bool kvs_rdma_register(struct kvs_rdma_device *device, const struct kvs_layout *layout, struct kvs_cuda_memory *gpu,
+                       int access, struct kvs_rdma_pieces *pieces_p, struct kvs_text *text)
 {
 	uint32_t count = 0, capacity = 0;
 	*pieces_p = (struct kvs_rdma_pieces){.count = 0};
@@ -120,7 +132,7 @@ bool kvs_rdma_register(struct kvs_rdma_device *device, const struct kvs_layout *
 		kvs_text_set(text, "out of memory");
 	for (uint32_t i = 0; i < count && ok; i++) {
 		struct kvs_text why = {.s = ""};
-		ok = register_range(device, &ranges[i], access, pieces_p, &capacity, &why);
+		ok = register_range(device, &ranges[i], gpu, access, pieces_p, &capacity, &why);
 		if (!ok)
 			kvs_text_set(text, "%s, region %u of %u: %.380s", device->name, i + 1, count, why.s);
 	}

@@ -7,7 +7,7 @@
 #define KVS_TRANSPORT_RDMA_MEMORY_H
 
 #include "../policy/layout.h"
-#include "rdma_device.h"
+#include "rdma_gpu.h"
 
 /* One registered piece; those of a set are sorted by address and do not overlap. */
 struct kvs_rdma_piece {
@@ -22,10 +22,12 @@ struct kvs_rdma_pieces {
 	struct kvs_rdma_piece *pieces; /* owned */
 };
 
-/* Register all tensors of a layout. False with text (what, how much, RLIMIT_MEMLOCK), and nothing stays. No lock held.
+/*
+ * Register all tensors of a layout. gpu: the memory that they are in, NULL: the host's. False with text (what, how
+ * much, RLIMIT_MEMLOCK), and nothing stays. No lock held.
  */
-bool kvs_rdma_register(struct kvs_rdma_device *device, const struct kvs_layout *layout, int access,
-                       struct kvs_rdma_pieces *pieces_p, struct kvs_text *text);
+bool kvs_rdma_register(struct kvs_rdma_device *device, const struct kvs_layout *layout, struct kvs_cuda_memory *gpu,
+                       int access, struct kvs_rdma_pieces *pieces_p, struct kvs_text *text);
 
 /* Undo it. */
 void kvs_rdma_deregister(struct kvs_rdma_device *device, struct kvs_rdma_pieces *pieces);

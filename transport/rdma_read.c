@@ -319,6 +319,10 @@ enum kvs_step kvs_rdma_read_more(struct kvs_link *link, struct kvs_sink *sink, s
 		return KVS_STEP_FAILED;
 	}
 	if (sink->position == sink->plan->bytes) {
+		if (rdma->memory->flush && !kvs_rdma_gpu_flush(link->endpoint->cuda, text)) {
+			rdma->reader.error = *text;
+			return KVS_STEP_FAILED;
+		}
 		rdma->failures = 0;
 		kvs_log(KVS_LOG_DEBUG, "%s: %" PRIu64 " READs, %s, for %" PRIu64 " bytes", link->name,
 		        rdma->reader.posted - rdma->reader.first, rdma->reader.packed ? "packed" : "direct",

@@ -97,18 +97,33 @@ static struct job *add_job(enum job_kind kind, uint64_t link)
 
 /* ---- memory ---- */
 
-/* The endpoint's set for a device; one reference is the caller's. NULL: out of memory. */
-static struct kvs_rdma_memory *get_memory(uint64_t endpoint, struct kvs_rdma_device *device)
+/* The endpoint has no more use for it. */
+static void remove_memory(struct kvs_rdma_memory *memory)
 {
+	if (memory->removed)
+		return;
+	memory->removed = true;
+	memory->refs--;
+}
+
+/* The endpoint's set for a device; one reference is the caller's. NULL: out of memory. */
+static struct kvs_rdma_memory *get_memory(const struct kvs_endpoint *endpoint, struct kvs_rdma_device *device)
+{
+	uint64_t epoch = kvs_cuda_memory_epoch(endpoint->cuda);
 	struct kvs_rdma_memory *memory = memories;
-	while (memory != NULL && (memory->endpoint != endpoint || memory->device != device))
+	while (memory != NULL && (memory->endpoint != endpoint->id || memory->device != device || memory->removed ||
+	                          memory->epoch != epoch)) {
+		if (memory->endpoint == endpoint->id && memory->epoch != epoch)
+			remove_memory(memory);
 		memory = memory->next;
+	}
 	if (memory == NULL) {
 		memory = calloc(1, sizeof(*memory));
 		if (memory == NULL)
 			return NULL;
-		memory->endpoint = endpoint;
+		memory->endpoint = endpoint->id;
 		memory->device = device;
+		memory->epoch = epoch;
 		memory->refs = 1;
 		memory->next = memories;
 		memories = memory;
@@ -159,10 +174,8 @@ static bool has_memory(uint64_t endpoint)
 void kvs_rdma_forget_endpoint(uint64_t endpoint)
 {
 	for (struct kvs_rdma_memory *memory = memories; memory != NULL; memory = memory->next) {
-		if (memory->endpoint == endpoint && !memory->removed) {
-			memory->removed = true;
-			memory->refs--;
-		}
+		if (memory->endpoint == endpoint)
+			remove_memory(memory);
 	}
 	if (!has_memory(endpoint))
 		return;
@@ -228,6 +241,11 @@ static void give_up(struct kvs_link *link, const char *text)
 	place_in_route(link, false);
 	kvs_log(KVS_LOG_WARN, "%s: rdma cannot be used: %s", link->name, text);
 	kvs_agent_wake();
+}
+
+bool kvs_rdma_is_stale(const struct kvs_link *link)
+{
+	return link->rdma->memory != NULL && link->rdma->memory->epoch != kvs_cuda_memory_epoch(link->endpoint->cuda);
 }
 
 void kvs_rdma_begin(struct kvs_link *link)
@@ -298,12 +316,16 @@ static bool is_alive(const struct kvs_link *link)
 static bool prepare(struct kvs_link *link, const struct kvs_rdma_port *port, bool reader, struct kvs_text *text)
 {
 	struct kvs_rdma *rdma = link->rdma;
-	struct kvs_rdma_memory *memory = rdma->memory;
-	if (memory == NULL)
-		memory = rdma->memory = get_memory(link->endpoint->id, port->device);
-	if (memory == NULL) {
-		kvs_text_set(text, "out of memory");
-		return false;
+	struct kvs_rdma_memory *memory = rdma->memory, *before = NULL;
+	struct kvs_cuda_memory *gpu = link->endpoint->cuda;
+	if (memory == NULL || kvs_rdma_is_stale(link)) {
+		memory = get_memory(link->endpoint, port->device);
+		if (memory == NULL) {
+			kvs_text_set(text, "out of memory");
+			return false;
+		}
+		before = rdma->memory;
+		rdma->memory = memory;
 	}
 	struct kvs_rdma_pair old = rdma->pair, made = {.device = NULL};
 	rdma->pair = made;
@@ -311,12 +333,15 @@ static bool prepare(struct kvs_link *link, const struct kvs_rdma_port *port, boo
 	kvs_unlock();
 	kvs_rdma_pair_destroy(&old);
 	int access = reader ? KVS_IBV_ACCESS_LOCAL_WRITE : KVS_IBV_ACCESS_REMOTE_READ;
-	bool ok = (registered ||
-	           kvs_rdma_register(port->device, link->endpoint->layout, access, &memory->pieces, text)) &&
+	bool ok = (gpu == NULL || !reader || kvs_rdma_gpu_ordered(gpu, &memory->flush, text)) &&
+	          (registered ||
+	           kvs_rdma_register(port->device, link->endpoint->layout, gpu, access, &memory->pieces, text)) &&
 	          kvs_rdma_pair_make(&made, port, reader, text);
 	kvs_lock();
 	memory->registered = registered || memory->pieces.count > 0;
 	rdma->pair = made;
+	put_memory(before);
+	release_memories();
 	return ok;
 }
 

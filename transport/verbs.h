@@ -51,7 +51,10 @@
 	X(const char *, wc_status_str, "ibv_wc_status_str", "IBVERBS_1.1", (int status))
 
 /* The same of those that old libraries lack. */
-#define KVS_VERBS_OPTIONAL(X) X(int, is_fork_initialized, "ibv_is_fork_initialized", "IBVERBS_1.13", (void))
+#define KVS_VERBS_OPTIONAL(X) \
+	X(int, is_fork_initialized, "ibv_is_fork_initialized", "IBVERBS_1.13", (void)) \
+	X(struct kvs_ibv_mr *, reg_dmabuf_mr, "ibv_reg_dmabuf_mr", "IBVERBS_1.12", \
+	  (struct kvs_ibv_pd * pd, uint64_t offset, size_t length, uint64_t address, int fd, int access))
 
 struct kvs_verbs {
 #define X(result, name, symbol, version, params) result(*name) params;

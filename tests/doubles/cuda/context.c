@@ -121,7 +121,7 @@ EXPORT unsigned cuDeviceGetAttribute(int *value_p, unsigned attribute, int devic
 		return INVALID_DEVICE;
 	*value_p = attribute == KVS_CU_DEVICE_MULTIPROCESSORS ? 2
 	           : attribute == KVS_CU_DEVICE_MAX_PITCH     ? 0x7fffffff
-	                                                      : 0;
+	                                                      : rdma_attribute(attribute);
 	return OK;
 }
 

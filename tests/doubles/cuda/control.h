@@ -13,6 +13,9 @@
  *   KVS_DOUBLE_CUDA_FAULT        CALL=ERROR[@N],...: the Nth call from now (the first) fails with that number, once.
  *                                "kernel" and "memcpy" are what runs later on a stream: the error then sticks to the
  *                                context, as that of a lost device does
+ *   KVS_DOUBLE_CUDA_DMA_BUF      0: memory has no descriptor for other drivers (1)
+ *   KVS_DOUBLE_CUDA_RDMA_ORDER   what network cards write is seen in order by: 0 nobody, 100 the GPU (100)
+ *   KVS_DOUBLE_CUDA_RDMA_FLUSH   1: the host can wait until all of it is seen; 2: it cannot (1)
  *   KVS_DOUBLE_CUDA_DELAY_US     before each piece of work on a stream (0)
  */
 #ifndef KVS_DOUBLE_CUDA_CONTROL_H

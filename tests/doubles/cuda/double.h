@@ -85,6 +85,8 @@ enum safety {
 	X(MemMap, "", UNSAFE) \
 	X(MemUnmap, "", UNSAFE) \
 	X(MemSetAccess, "", UNSAFE) \
+	X(MemGetHandleForAddressRange, "", SAFE) \
+	X(FlushGPUDirectRDMAWrites, "", SAFE) \
 	X(ThreadExchangeStreamCaptureMode, "", SAFE) \
 	X(StreamCreate, "", UNSAFE) \
 	X(StreamCreateWithPriority, "", UNSAFE) \
@@ -143,6 +145,9 @@ struct CUctx_st *primary(int device);
 bool device_uuid(int device, struct kvs_cu_uuid *uuid_p);
 int device_of_uuid(const struct kvs_cu_uuid *uuid); /* -1: not visible */
 bool peers(int device, int other);
+
+/* What a GPU says of network cards that reach its memory (rdma.c); 0 for any other attribute. */
+int rdma_attribute(unsigned attribute);
 
 /* Memory: every range that the GPU can reach. The lock is held for reading while a kernel runs. */
 enum range_kind {

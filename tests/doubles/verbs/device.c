@@ -2,11 +2,13 @@
 /* The device, its memory regions, its port. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -168,13 +170,37 @@ int ibv_dealloc_pd(struct kvs_ibv_pd *pd)
 	return 0;
 }
 
-struct kvs_ibv_mr *ibv_reg_mr(struct kvs_ibv_pd *pd, void *address, size_t length, int access)
+/* The mapping that holds an address: its file and where in it the address is. False: none. */
+static bool find_mapping(uint64_t address, char path_p[256], ino_t *inode_p, uint64_t *offset_p)
+{
+	char line[512];
+	bool found = false;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	while (maps != NULL && !found && fgets(line, sizeof(line), maps) != NULL) {
+		unsigned long long begin, end, offset, inode;
+		path_p[0] = '\0';
+		if (sscanf(line, "%llx-%llx %*s %llx %*s %llu %255[^\n]", &begin, &end, &offset, &inode, path_p) < 4)
+			continue;
+		found = address >= begin && address < end;
+		*inode_p = (ino_t)inode;
+		*offset_p = offset + (address - begin);
+	}
+	if (maps != NULL)
+		fclose(maps);
+	return found;
+}
+
+static bool is_gpu_memory(uint64_t address)
+{
+	char path[256];
+	ino_t inode;
+	uint64_t offset;
+	return find_mapping(address, path, &inode, &offset) && strstr(path, "kvs-double-cuda-") != NULL;
+}
+
+static struct kvs_ibv_mr *add_region(struct kvs_ibv_pd *pd, void *address, size_t length, int access)
 {
 	const struct verbs_double_device *device = &kvs_verbs_double.device;
-	if (++registrations == device->fail_reg) {
-		errno = device->fail_reg_errno;
-		return NULL;
-	}
 	if (length > device->max_mr_size) {
 		errno = EINVAL;
 		return NULL;
@@ -207,6 +233,45 @@ struct kvs_ibv_mr *ibv_reg_mr(struct kvs_ibv_pd *pd, void *address, size_t lengt
 	mr->addr = address;
 	mr->length = length;
 	mr->lkey = mr->rkey = region->key;
+	return mr;
+}
+
+struct kvs_ibv_mr *ibv_reg_mr(struct kvs_ibv_pd *pd, void *address, size_t length, int access)
+{
+	const struct verbs_double_device *device = &kvs_verbs_double.device;
+	if (++registrations == device->fail_reg) {
+		errno = device->fail_reg_errno;
+		return NULL;
+	}
+	/* As a kernel without a module for it: there are no pages of the host at such an address. */
+	if (!device->peer_memory && is_gpu_memory((uint64_t)(uintptr_t)address)) {
+		errno = EFAULT;
+		return NULL;
+	}
+	return add_region(pd, address, length, access);
+}
+
+/* The descriptor must be that of the memory at the address; its position is where its range begins (cuda/rdma.c). */
+struct kvs_ibv_mr *ibv_reg_dmabuf_mr(struct kvs_ibv_pd *pd, uint64_t offset, size_t length, uint64_t address, int fd,
+                                     int access)
+{
+	char path[256];
+	ino_t inode = 0;
+	uint64_t at = 0;
+	struct stat status;
+	off_t begin = lseek(fd, 0, SEEK_CUR);
+	if (kvs_verbs_double.device.no_dmabuf) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if (fstat(fd, &status) != 0 || begin < 0 || !find_mapping(address, path, &inode, &at) ||
+	    inode != status.st_ino || at != (uint64_t)begin + offset || at + length > (uint64_t)status.st_size) {
+		errno = EINVAL;
+		return NULL;
+	}
+	struct kvs_ibv_mr *mr = add_region(pd, (void *)(uintptr_t)address, length, access);
+	if (mr != NULL)
+		world->shared.by_descriptor++;
 	return mr;
 }
 

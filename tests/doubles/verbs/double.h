@@ -32,6 +32,8 @@ struct verbs_double_device {
 	int fail_reg_errno;
 	int fail_qp;
 	int fail_qp_errno;
+	bool no_dmabuf;      /* memory cannot be registered by descriptor */
+	bool peer_memory;    /* addresses of the CUDA driver's double are taken as they are */
 	unsigned delay_us;   /* from post to execution */
 	bool marker_refused; /* posting to a queue pair in error fails */
 };
@@ -46,7 +48,8 @@ struct verbs_double_shared {
 	/* Seen. */
 	atomic_int registered; /* regions now */
 	atomic_int registrations;
-	atomic_int queue_pairs; /* now */
+	atomic_int by_descriptor; /* of these */
+	atomic_int queue_pairs;   /* now */
 	atomic_int queue_pairs_made;
 	atomic_int reads;
 	atomic_int signaled;

@@ -52,6 +52,8 @@ struct kvs_agent_config fleet_prefill_config = {
 struct kvs_agent_config fleet_decode_config = {
         .timeout_ms = 20000, .staging_bytes = 64u << 20, .transports = "cuda_ipc,rdma,host,tcp,engine"};
 void (*fleet_child_setup)(void);
+void *(*fleet_allocate)(size_t size);
+void (*fleet_release)(void *memory);
 
 static struct fleet_log *fleet_log;
 
@@ -100,7 +102,8 @@ static struct kvs_layout *make_rank(const struct fleet *fleet, uint32_t tp, uint
 	        shape->v_width == 0 ? 0 : shape_item(shape->heads, tp, shape->page_size, shape->v_width), fleet->items);
 	for (uint32_t t = 0; t < layout->components[0].tensor_count; t++) {
 		struct kvs_tensor *tensor = &layout->components[0].tensors[t];
-		tensor->address = (uint64_t)(uintptr_t)shared_memory(tensor->length);
+		void *memory = fleet_allocate != NULL ? fleet_allocate(tensor->length) : shared_memory(tensor->length);
+		tensor->address = (uint64_t)(uintptr_t)memory;
 	}
 	return layout;
 }
@@ -240,9 +243,13 @@ struct fleet *fleet_start(const struct fleet_shape *shape)
 
 static void free_rank(struct kvs_layout *layout)
 {
-	for (uint32_t t = 0; t < layout->components[0].tensor_count; t++)
-		munmap((void *)(uintptr_t)layout->components[0].tensors[t].address,
-		       layout->components[0].tensors[t].length);
+	for (uint32_t t = 0; t < layout->components[0].tensor_count; t++) {
+		void *memory = (void *)(uintptr_t)layout->components[0].tensors[t].address;
+		if (fleet_release != NULL)
+			fleet_release(memory);
+		else
+			munmap(memory, layout->components[0].tensors[t].length);
+	}
 	kvs_layout_free(layout);
 }
 

@@ -41,6 +41,10 @@ extern struct kvs_agent_config fleet_prefill_config, fleet_decode_config;
 /* In the child before its agent starts, when set: to plug in other transports. */
 extern void (*fleet_child_setup)(void);
 
+/* Where a rank's memory comes from and goes to, when set: shared by both processes, and the CPU may use it. */
+extern void *(*fleet_allocate)(size_t size);
+extern void (*fleet_release)(void *memory);
+
 /* Memory, layouts, the decode's process with its endpoints, the prefill's endpoints and peers. */
 struct fleet *fleet_start(const struct fleet_shape *shape);
 /* Fails the test when a process does not end well. */
