@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Dict, List, Tuple
 
-from .check import Context, check, equal, true
+from .check import ROOT, Context, Result, Waived, check, equal, program, true
 from .fixture import lay, python
 from .pythons import every_hookable_python
 
@@ -177,3 +178,61 @@ def listed_elsewhere(context: Context) -> None:
     script = "import ctypes, kvs_fixture, os\nctypes.CDLL({library!r})\nos.environ['LD_PRELOAD'] = '/nonexistent/other.so'\n"
     result = python(context, script.format(library=str(context.fixture)), hooked=False)
     equal("status 0\n--- output\n--- error\n", result.show(), "by ctypes")
+
+
+SAVED = """
+import multiprocessing, os, worker
+
+if __name__ == "__main__":
+    import kvs_fixture, torch_memory_saver
+    before = os.environ["LD_PRELOAD"]
+    context = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        with torch_memory_saver.configure_subprocess():
+            process = context.Process(target=worker.work)
+            process.start()
+        process.join()
+    print(process.exitcode, os.environ["LD_PRELOAD"] == before)
+"""
+
+
+def stand_ins(context: Context, library: Path) -> Path:
+    """A folder with a libcuda and a libcudart that have what this library asks them for, and can do nothing."""
+    folder = context.folder / "stand-ins"
+    folder.mkdir(exist_ok=True)
+    asked = re.findall(r" U (cu\w+)(?:@\S+)?$", context.run([program("nm"), "-D", "--undefined-only", library]).out, re.M)
+    for name, start in (("libcuda.so.1", r"cu[A-Z]"), ("libcudart.so.12", r"cuda[A-Z]")):
+        source = context.write("stand-in.c", "".join(f"int {symbol}(void) {{ return 1; }}\n" for symbol in asked if re.match(start, symbol)))
+        versions = context.write("versions", f"{name if 'cudart' in name else 'driver'} {{ *; }};\n")
+        flags = [f"-Wl,-soname,{name}", *([f"-Wl,--version-script={versions}"] if "cudart" in name else [])]
+        built = context.run(["gcc", "-shared", "-fPIC", source, "-o", folder / name, *flags])
+        equal(0, built.status, built.show())
+    return folder
+
+
+def memory_saver(context: Context, version_name: str) -> Result:
+    """A server that starts its workers through this torch_memory_saver; a worker says whether it is in there."""
+    interpreter, home = ROOT / ".cache/venv/bin/python", ROOT / f".cache/launch/torch_memory_saver-{version_name}"
+    if not interpreter.exists() or not home.is_dir():
+        raise Waived(f"torch_memory_saver {version_name} and torch are not installed (scripts/environment --for servers)")
+    lay(context)
+    folder = stand_ins(context, next(iter(sorted(home.glob("*mode_preload*cu12*.so")) or sorted(home.glob("*mode_preload*.so")))))
+    context.write("worker.py", WORKER.replace("import kvs_fixture.conn as conn", "print('_preload' in open('/proc/self/maps').read())\n    import kvs_fixture.conn as conn"))
+    return python(context, SAVED, str(interpreter), LD_LIBRARY_PATH=str(folder), PYTHONPATH=f"{context.folder}:{home}")
+
+
+@check
+def replacing_memory_saver(context: Context) -> None:
+    """torch_memory_saver 0.0.9, which replaces the list: the worker has no hook, and the server says so once"""
+    result = memory_saver(context, "0.0.9")
+    equal("True\n3\nTrue\n3\n0 True\n", result.out, result.show())
+    match = WARNING.fullmatch(result.err.strip())
+    true(match and match.group(1).endswith("torch_memory_saver_hook_mode_preload.abi3.so"), result.show())
+
+
+@check
+def adding_memory_saver(context: Context) -> None:
+    """torch_memory_saver 0.0.10, which adds to the list: the worker has both"""
+    result = memory_saver(context, "0.0.10")
+    equal(f"True\n{SPLICED}\nTrue\n{SPLICED}\n0 True\n", result.out, result.show())
+    true("kvsplice" not in result.err, result.show())
