@@ -6,10 +6,14 @@
 #define _GNU_SOURCE
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "doubles/cuda/control.h"
 #include "doubles/verbs/double.h"
@@ -50,16 +54,25 @@ static enum {
 	MANAGED,
 } kind;
 
-#define SHIFT 2560u
-#define PART  (2u << 20)
+#define SHIFT  2560u
+#define PART   (2u << 20)
+#define VICTIM (2 * 6 + 3) /* the fourth tensor of the decode, after those of two prefill ranks */
+
+static struct {
+	uint64_t address;
+	size_t size;
+} allocated[64];
+static int allocated_count;
+
+static const struct kvs_cu_allocation_prop device_prop = {.type = KVS_CU_ALLOCATION_PINNED,
+                                                          .handle_types = KVS_CU_HANDLE_POSIX_FD,
+                                                          .location = {.type = KVS_CU_LOCATION_DEVICE}};
+static const struct kvs_cu_access device_access = {.location = {.type = KVS_CU_LOCATION_DEVICE},
+                                                   .flags = KVS_CU_ACCESS_READWRITE};
 
 static void *allocate(size_t size)
 {
 	uint64_t address = 0, handle;
-	const struct kvs_cu_allocation_prop prop = {.type = KVS_CU_ALLOCATION_PINNED,
-	                                            .handle_types = KVS_CU_HANDLE_POSIX_FD,
-	                                            .location = {.type = KVS_CU_LOCATION_DEVICE}};
-	const struct kvs_cu_access access = {.location = prop.location, .flags = KVS_CU_ACCESS_READWRITE};
 	size_t parts = (size + PART - 1) / PART;
 	unsigned result = 0;
 	switch (kind) {
@@ -74,14 +87,18 @@ static void *allocate(size_t size)
 	case MAPPED:
 		result = cuda.MemAddressReserve(&address, parts * PART, 0, 0, 0);
 		for (size_t i = 0; i < parts && result == 0; i++) {
-			result = cuda.MemCreate(&handle, PART, &prop, 0);
+			result = cuda.MemCreate(&handle, PART, &device_prop, 0);
 			result = result != 0 ? result : cuda.MemMap(address + i * PART, PART, 0, handle, 0);
 			result = result != 0 ? result : cuda.MemRelease(handle);
 		}
-		result = result != 0 ? result : cuda.MemSetAccess(address, parts * PART, &access, 1);
+		result = result != 0 ? result : cuda.MemSetAccess(address, parts * PART, &device_access, 1);
 		break;
 	}
 	cr_assert(result == 0, "%u", result);
+	if (allocated_count < 64) {
+		allocated[allocated_count].address = address;
+		allocated[allocated_count++].size = size;
+	}
 	return (void *)(uintptr_t)address;
 }
 
@@ -224,6 +241,103 @@ Test(rdma_gpu, managed)
 	expect_rooms(&down, "done: route=tcp");
 	cr_expect(fleet_log_count("is managed memory, which the driver moves") > 0);
 	cr_expect(verbs->shared->registrations == 0);
+}
+
+/* ---- other pages at the same addresses, as a server that was paused and resumed has them ---- */
+
+static void replace(uint64_t address, uint64_t length)
+{
+	uint64_t handle;
+	for (uint64_t at = 0; at < length; at += PART) {
+		cr_assert(cuda.MemUnmap(address + at, PART) == 0 &&
+		          cuda.MemCreate(&handle, PART, &device_prop, 0) == 0);
+		cr_assert(cuda.MemMap(address + at, PART, 0, handle, 0) == 0 && cuda.MemRelease(handle) == 0);
+	}
+	uint64_t size = (length + PART - 1) / PART * PART;
+	cr_assert(cuda.MemSetAccess(address, size, &device_access, 1) == 0);
+}
+
+static void expect_room(struct fleet *fleet, uint32_t room)
+{
+	cr_expect(fleet_transfer(fleet, room));
+	cr_expect(fleet_wrong(fleet, room) == 0, "room %u: %llu bytes wrong", room,
+	          (unsigned long long)fleet_wrong(fleet, room));
+}
+
+Test(rdma_gpu, replaced_at_the_prefill)
+{
+	kind = MAPPED;
+	fleet_prefill_config.transports = fleet_decode_config.transports = "rdma";
+	struct fleet *fleet = fleet_start(&down);
+	fleet_fill(fleet);
+	expect_room(fleet, 0);
+	int registered = verbs->shared->registered, registrations = verbs->shared->registrations;
+	const struct kvs_tensor *tensor = &fleet->prefill[1]->components[0].tensors[2];
+	replace(tensor->address, tensor->length);
+	fleet_fill(fleet); /* the decode's memory is canary again */
+	expect_room(fleet, 1);
+	cr_expect(verbs->shared->registrations > registrations);
+	expect_room(fleet, 2);
+	cr_expect(verbs->shared->registered == registered, "%d regions, %d before", verbs->shared->registered,
+	          registered);
+	fleet_stop(fleet);
+	cr_expect(verbs->shared->registered == 0);
+}
+
+/* The decode's own thread, on a word from the test. */
+static struct {
+	atomic_int go;
+} * order;
+static void *replacer(void *unused)
+{
+	void *context;
+	(void)unused;
+	cr_assert(cuda.DevicePrimaryCtxRetain(&context, 0) == 0 && cuda.CtxSetCurrent(context) == 0);
+	while (order->go != 1)
+		usleep(1000);
+	replace(allocated[VICTIM].address, allocated[VICTIM].size);
+	order->go = 2;
+	return NULL;
+}
+
+static void child_replaces(void)
+{
+	pthread_t thread;
+	cr_assert(pthread_create(&thread, NULL, replacer, NULL) == 0);
+	pthread_detach(thread);
+}
+
+/* What is in the decode's own pages now, put into those that the test can see. */
+static void fetch(const struct fleet *fleet, const struct kvs_tensor *tensor)
+{
+	struct iovec range = {.iov_base = (void *)(uintptr_t)tensor->address, .iov_len = tensor->length};
+	cr_assert(process_vm_readv(fleet->child, &range, 1, &range, 1, 0) == (ssize_t)tensor->length);
+}
+
+Test(rdma_gpu, replaced_at_the_decode)
+{
+	order = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	cr_assert(order != MAP_FAILED);
+	kind = MAPPED;
+	fleet_prefill_config.transports = fleet_decode_config.transports = "rdma";
+	fleet_child_setup = child_replaces;
+	struct fleet *fleet = fleet_start(&down);
+	fleet_fill(fleet);
+	expect_room(fleet, 0);
+	int registered = verbs->shared->registered, registrations = verbs->shared->registrations;
+	order->go = 1;
+	while (order->go != 2)
+		usleep(1000);
+	cr_expect(fleet_transfer(fleet, 1));
+	const struct kvs_tensor *tensor = &fleet->decode[0]->components[0].tensors[3];
+	cr_assert(tensor->address == allocated[VICTIM].address);
+	fetch(fleet, tensor);
+	cr_expect(fleet_wrong(fleet, 1) == 0, "%llu bytes wrong", (unsigned long long)fleet_wrong(fleet, 1));
+	cr_expect(verbs->shared->registrations > registrations);
+	cr_expect(verbs->shared->registered == registered, "%d regions, %d before", verbs->shared->registered,
+	          registered);
+	fleet_stop(fleet);
+	cr_expect(verbs->shared->registered == 0);
 }
 
 /* ---- the order of writes ---- */

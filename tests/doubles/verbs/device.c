@@ -170,19 +170,19 @@ int ibv_dealloc_pd(struct kvs_ibv_pd *pd)
 	return 0;
 }
 
-/* The mapping that holds an address: its file and where in it the address is. False: none. */
-static bool find_mapping(uint64_t address, char path_p[256], ino_t *inode_p, uint64_t *offset_p)
+bool double_find_mapping(pid_t pid, uint64_t address, char path_p[256], uint64_t *file_p, uint64_t *offset_p)
 {
 	char line[512];
 	bool found = false;
-	FILE *maps = fopen("/proc/self/maps", "re");
+	(void)snprintf(line, sizeof(line), "/proc/%d/maps", (int)pid);
+	FILE *maps = fopen(line, "re");
 	while (maps != NULL && !found && fgets(line, sizeof(line), maps) != NULL) {
 		unsigned long long begin, end, offset, inode;
 		path_p[0] = '\0';
 		if (sscanf(line, "%llx-%llx %*s %llx %*s %llu %255[^\n]", &begin, &end, &offset, &inode, path_p) < 4)
 			continue;
 		found = address >= begin && address < end;
-		*inode_p = (ino_t)inode;
+		*file_p = inode;
 		*offset_p = offset + (address - begin);
 	}
 	if (maps != NULL)
@@ -193,9 +193,8 @@ static bool find_mapping(uint64_t address, char path_p[256], ino_t *inode_p, uin
 static bool is_gpu_memory(uint64_t address)
 {
 	char path[256];
-	ino_t inode;
-	uint64_t offset;
-	return find_mapping(address, path, &inode, &offset) && strstr(path, "kvs-double-cuda-") != NULL;
+	uint64_t file, offset;
+	return double_find_mapping(getpid(), address, path, &file, &offset) && strstr(path, "kvs-double-cuda-") != NULL;
 }
 
 static struct kvs_ibv_mr *add_region(struct kvs_ibv_pd *pd, void *address, size_t length, int access)
@@ -220,6 +219,7 @@ static struct kvs_ibv_mr *add_region(struct kvs_ibv_pd *pd, void *address, size_
 	region->access = access;
 	region->address = (uint64_t)(uintptr_t)address;
 	region->length = length;
+	region->file = 0;
 	region->live = 1;
 	pthread_mutex_unlock(&world->lock);
 	world->shared.registered++;
@@ -256,22 +256,23 @@ struct kvs_ibv_mr *ibv_reg_dmabuf_mr(struct kvs_ibv_pd *pd, uint64_t offset, siz
                                      int access)
 {
 	char path[256];
-	ino_t inode = 0;
-	uint64_t at = 0;
+	uint64_t file = 0, at = 0;
 	struct stat status;
 	off_t begin = lseek(fd, 0, SEEK_CUR);
 	if (kvs_verbs_double.device.no_dmabuf) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}
-	if (fstat(fd, &status) != 0 || begin < 0 || !find_mapping(address, path, &inode, &at) ||
-	    inode != status.st_ino || at != (uint64_t)begin + offset || at + length > (uint64_t)status.st_size) {
+	if (fstat(fd, &status) != 0 || begin < 0 || !double_find_mapping(getpid(), address, path, &file, &at) ||
+	    file != status.st_ino || at != (uint64_t)begin + offset || at + length > (uint64_t)status.st_size) {
 		errno = EINVAL;
 		return NULL;
 	}
 	struct kvs_ibv_mr *mr = add_region(pd, (void *)(uintptr_t)address, length, access);
-	if (mr != NULL)
+	if (mr != NULL) {
+		world->regions[mr->lkey % REGIONS].file = file;
 		world->shared.by_descriptor++;
+	}
 	return mr;
 }
 

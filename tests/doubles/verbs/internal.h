@@ -19,6 +19,7 @@ struct region {
 	uint32_t key;
 	int access;
 	uint64_t address, length;
+	uint64_t file; /* GPU memory: the file that was there when it was registered; 0: host memory */
 };
 
 struct endpoint {
@@ -81,6 +82,8 @@ struct context {
 	bool told;
 };
 
+/* The mapping of a process that holds an address: its path, file and where in it the address is. False: none. */
+bool double_find_mapping(pid_t pid, uint64_t address, char path_p[256], uint64_t *file_p, uint64_t *offset_p);
 uint64_t double_now_ns(void);
 void *double_engine(void *context);
 int double_post_send(struct kvs_ibv_qp *ibv, struct kvs_ibv_send_wr *wr, struct kvs_ibv_send_wr **bad_p);
