@@ -123,6 +123,32 @@ void kvs_rdma_stop(void);
 /* In the child of a fork, before the links are forgotten. */
 void kvs_rdma_after_fork_in_child(void);
 
+/* Where the configuration wants rdma among the link's transports, or behind all of them. The lock held. */
+void kvs_rdma_place(struct kvs_link *link, bool usable);
+/* Decode: not over rdma until the peer connects anew; text says why. The lock held. */
+void kvs_rdma_give_up(struct kvs_link *link, const char *text);
+
+/* ---- rdma_connect.c: the setup thread, the lock held, released meanwhile; the link is still wanted ---- */
+
+void kvs_rdma_do_begin(struct kvs_link *link);
+void kvs_rdma_do_accept(struct kvs_link *link, const struct kvs_rdma_connect *msg);
+void kvs_rdma_do_finish(struct kvs_link *link, struct kvs_rdma_ready *msg);
+
+/* ---- rdma_share.c, the lock held ---- */
+
+/* The endpoint's set for a device; one reference is the caller's. NULL: out of memory. */
+struct kvs_rdma_memory *kvs_rdma_memory_get(const struct kvs_endpoint *endpoint, struct kvs_rdma_device *device);
+/* NULL is accepted. */
+void kvs_rdma_memory_put(struct kvs_rdma_memory *memory);
+/* The endpoint has no more use for it, or for any of its sets. */
+void kvs_rdma_memory_remove(struct kvs_rdma_memory *memory);
+void kvs_rdma_memory_remove_all(uint64_t endpoint);
+bool kvs_rdma_memory_has(uint64_t endpoint);
+/* Deregister what nobody refers to. The setup thread; the lock is released meanwhile. */
+void kvs_rdma_memory_release(void);
+/* In the child of a fork. */
+void kvs_rdma_memory_forget(void);
+
 /* ---- rdma_read.c: the agent thread, no lock held ---- */
 
 /* Bytes of a direct READ, in the mean, below which slices are packed (docs/rdma.md has the figures). Tests change it.
