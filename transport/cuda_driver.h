@@ -26,6 +26,7 @@ typedef struct CUstream_st *kvs_cu_stream;
 typedef struct CUevent_st *kvs_cu_event;
 typedef struct CUmod_st *kvs_cu_module;
 typedef struct CUfunc_st *kvs_cu_function;
+typedef void (*kvs_cu_host_function)(void *data);
 
 /* Name in the driver without its "cu", parameters. All of them are required and return kvs_cu_result. */
 #define KVS_CUDA_FUNCTIONS(X) \
@@ -75,6 +76,7 @@ typedef struct CUfunc_st *kvs_cu_function;
 	X(StreamDestroy, (kvs_cu_stream stream)) \
 	X(EventCreate, (kvs_cu_event * event_p, unsigned flags)) \
 	X(EventRecord, (kvs_cu_event event, kvs_cu_stream stream)) \
+	X(EventQuery, (kvs_cu_event event)) \
 	X(EventSynchronize, (kvs_cu_event event)) \
 	X(EventDestroy, (kvs_cu_event event)) \
 	X(ModuleLoadData, (kvs_cu_module * module_p, const void *image)) \
@@ -83,6 +85,7 @@ typedef struct CUfunc_st *kvs_cu_function;
 	X(LaunchKernel, (kvs_cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
 	                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes, \
 	                 kvs_cu_stream stream, void **arguments, void **extra)) \
+	X(LaunchHostFunc, (kvs_cu_stream stream, kvs_cu_host_function function, void *data)) \
 	X(MemcpyHtoDAsync, (kvs_cu_pointer to, const void *from, size_t size, kvs_cu_stream stream)) \
 	X(Memcpy2DAsync, (const struct kvs_cu_memcpy2d *copy, kvs_cu_stream stream))
 

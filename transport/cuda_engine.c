@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "cuda_tables.h"
+#include "cuda_wake.h"
 
 #define PIECE_FIRST   (16u << 20)
 #define PIECE_MIN     (1u << 20)
@@ -98,12 +99,17 @@ void kvs_cuda_engine_drain(struct kvs_cuda_engine *engine)
 {
 	struct kvs_cuda_scope scope;
 	struct kvs_text ignored;
-	if (engine->gpu == NULL || !kvs_cuda_enter(&scope, engine->gpu->cuda, engine->gpu->context, &ignored))
+	if (engine->gpu == NULL)
 		return;
-	(void)engine->gpu->cuda->StreamSynchronize(engine->stream);
-	kvs_cuda_leave(&scope);
+	const struct kvs_cuda *cuda = engine->gpu->cuda;
+	/* Without a context too: what may still write is waited for, whatever else fails. */
+	bool inside = kvs_cuda_enter(&scope, cuda, engine->gpu->context, &ignored);
+	if (cuda->StreamSynchronize(engine->stream) != KVS_CU_SUCCESS)
+		(void)cuda->EventSynchronize(engine->done);
+	if (inside)
+		kvs_cuda_leave(&scope);
 	engine->plan = NULL;
-	engine->pending = false;
+	engine->running = engine->pending = false;
 }
 
 /* Without a busy core: the event was made for a blocking wait. */
@@ -126,7 +132,8 @@ bool kvs_cuda_engine_begin(struct kvs_cuda_engine *engine, const struct kvs_plan
 	engine->next_unit = 0;
 	engine->copy = engine->pair = 0;
 	engine->row = 0;
-	engine->position = engine->launched = 0;
+	engine->position = engine->launched = engine->piece_end = 0;
+	engine->running = false;
 	engine->half = 0;
 	engine->half_size = engine->half_at = 0;
 	engine->by_kernel = kvs_cuda_tables_kernel_fits(plan) &&
@@ -162,56 +169,78 @@ static bool launch(struct kvs_cuda_engine *engine, struct kvs_gpu_span *span, st
 }
 
 /* DIRECT, by kernel: the units of one piece. */
-static bool step_kernel(struct kvs_cuda_engine *engine, struct kvs_text *text)
+static bool launch_kernel(struct kvs_cuda_engine *engine, struct kvs_text *text)
 {
 	uint64_t units = engine->piece / KVS_GPU_UNIT;
 	struct kvs_gpu_span span = {.begin = 0, .end = engine->plan->bytes, .unit_begin = engine->next_unit};
 	if (units > engine->units - engine->next_unit)
 		units = engine->units - engine->next_unit;
 	span.unit_end = span.unit_begin + units;
-	if (!launch(engine, &span, text) || !wait(engine, text))
+	if (!launch(engine, &span, text))
 		return false;
 	engine->next_unit = span.unit_end;
-	engine->position = kvs_cuda_tables_position(engine, engine->next_unit);
+	engine->piece_end = kvs_cuda_tables_position(engine, engine->next_unit);
 	return true;
 }
 
 /* DIRECT, by 2-D copies: as many as make a piece. */
-static bool step_2d(struct kvs_cuda_engine *engine, struct kvs_text *text)
+static bool launch_2d(struct kvs_cuda_engine *engine, struct kvs_text *text)
 {
-	uint64_t bytes = 0;
 	struct kvs_cu_memcpy2d copy;
+	uint64_t bytes = 0;
 	for (uint32_t i = 0; i < BATCH_2D && bytes < engine->piece; i++) {
 		uint64_t part = kvs_cuda_tables_next_2d(engine, engine->piece - bytes, &copy);
 		if (part == 0)
 			break;
+		engine->pending = true;
 		if (!kvs_cuda_call(engine->gpu->cuda, text, Memcpy2DAsync, &copy, engine->stream))
 			return false;
 		engine->copies_2d++;
-		engine->pending = true;
 		bytes += part;
 	}
-	if (!wait(engine, text))
-		return false;
-	engine->position += bytes;
+	engine->piece_end = engine->position + bytes;
 	return true;
 }
 
-bool kvs_cuda_engine_step(struct kvs_cuda_engine *engine, struct kvs_text *text)
+bool kvs_cuda_engine_launch(struct kvs_cuda_engine *engine, struct kvs_text *text)
 {
+	const struct kvs_cuda *cuda = engine->gpu->cuda;
 	struct kvs_cuda_scope scope;
-	uint64_t before = engine->position, began = now_ns();
-	if (!kvs_cuda_enter(&scope, engine->gpu->cuda, engine->gpu->context, text))
+	if (!kvs_cuda_enter(&scope, cuda, engine->gpu->context, text))
 		return false;
-	bool ok = engine->by_kernel ? step_kernel(engine, text) : step_2d(engine, text);
+	engine->begun_ns = now_ns();
+	bool ok = (engine->by_kernel ? launch_kernel(engine, text) : launch_2d(engine, text)) &&
+	          kvs_cuda_call(cuda, text, EventRecord, engine->done, engine->stream) &&
+	          kvs_cuda_call(cuda, text, LaunchHostFunc, engine->stream, kvs_cuda_wake, NULL);
 	kvs_cuda_leave(&scope);
-	if (!ok)
-		return false;
-	uint64_t took = now_ns() - began, bytes = engine->position - before;
+	engine->running = ok;
+	return ok;
+}
+
+/* A piece is to take about a millisecond. */
+static void learn(struct kvs_cuda_engine *engine, uint64_t bytes)
+{
+	uint64_t took = now_ns() - engine->begun_ns;
 	if (took > PIECE_LONG && engine->piece > PIECE_MIN)
 		engine->piece /= 2;
 	else if (took < PIECE_SHORT && bytes * 2 >= engine->piece && engine->piece < PIECE_MAX)
 		engine->piece *= 2;
+}
+
+bool kvs_cuda_engine_poll(struct kvs_cuda_engine *engine, struct kvs_text *text)
+{
+	const struct kvs_cuda *cuda = engine->gpu->cuda;
+	struct kvs_cuda_scope scope;
+	if (!kvs_cuda_enter(&scope, cuda, engine->gpu->context, text))
+		return false;
+	kvs_cu_result result = cuda->EventQuery(engine->done);
+	bool ok = result == KVS_CU_ERROR_NOT_READY || kvs_cuda_ok(cuda, result, "cuEventQuery", text);
+	kvs_cuda_leave(&scope);
+	if (result != KVS_CU_SUCCESS)
+		return ok;
+	engine->running = engine->pending = false;
+	learn(engine, engine->piece_end - engine->position);
+	engine->position = engine->piece_end;
 	return true;
 }
 

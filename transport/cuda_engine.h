@@ -5,7 +5,8 @@
  *
  * A plan runs in pieces, each of about a millisecond, so that a room can be closed between them. Usually one piece is
  * all of it. A piece is one launch of the copy kernel, or, where a plan is a few long runs, 2-D copies by the copy
- * engine (docs/cuda.md has the rule).
+ * engine (docs/cuda.md has the rule). DIRECT pieces run by themselves while the thread goes on (cuda_wake.h says when
+ * one has ended); PACK and UNPACK are waited for.
  */
 #ifndef KVS_TRANSPORT_CUDA_ENGINE_H
 #define KVS_TRANSPORT_CUDA_ENGINE_H
@@ -38,6 +39,9 @@ struct kvs_cuda_engine {
 	uint32_t copy, pair; /* DIRECT, by 2-D copies */
 	uint64_t row;        /* of the stretch of items that begins there */
 	uint64_t position;   /* bytes done, or handed out, or taken in */
+	bool running;        /* DIRECT: a piece is in the stream */
+	uint64_t piece_end;  /* position when it has ended */
+	uint64_t begun_ns;   /* when it was put there */
 
 	/* Tables: written in page-locked host memory, uploaded to the device. Only grow. */
 	uint8_t *host_table;
@@ -74,8 +78,17 @@ void kvs_cuda_engine_close(struct kvs_cuda_engine *engine);
 bool kvs_cuda_engine_begin(struct kvs_cuda_engine *engine, const struct kvs_plan *plan, enum kvs_gpu_mode mode,
                            const uint64_t *sources, enum kvs_cuda_method method, struct kvs_text *text);
 
-/* DIRECT: run one piece to its end. True: engine->position has grown; at plan->bytes it is over. False with text. */
-bool kvs_cuda_engine_step(struct kvs_cuda_engine *engine, struct kvs_text *text);
+/*
+ * DIRECT: put the next piece into the stream and come back at once. Not while one is running, nor at plan->bytes. False
+ * with text; part of it may run nevertheless, until kvs_cuda_engine_drain.
+ */
+bool kvs_cuda_engine_launch(struct kvs_cuda_engine *engine, struct kvs_text *text);
+
+/*
+ * DIRECT: has the piece ended? Then engine->running is false and engine->position has grown; at plan->bytes all is in
+ * place. False with text.
+ */
+bool kvs_cuda_engine_poll(struct kvs_cuda_engine *engine, struct kvs_text *text);
 
 /* PACK: the next size bytes of the stream (no more than there are). False with text. */
 bool kvs_cuda_engine_pack(struct kvs_cuda_engine *engine, void *linear_p, size_t size, struct kvs_text *text);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "cuda_link.h"
-#include "log.h"
+#include "cuda_wake.h"
 
 static bool ipc_probe(const struct kvs_link *link, struct kvs_text *reason)
 {
@@ -49,6 +49,8 @@ static bool ipc_open(struct kvs_link *link, struct kvs_text *text)
 		kvs_text_set(text, "out of memory");
 		return false;
 	}
+	if (!kvs_cuda_wake_watch(text))
+		return false;
 	if (cuda->engine.gpu == NULL && !kvs_cuda_engine_open(&cuda->engine, gpu, text))
 		return false;
 	cuda->imports = kvs_cuda_imports_new(cuda->offer, link->peer_layout, gpu, &why);
@@ -85,6 +87,25 @@ static void ask(struct kvs_link *link, uint64_t stream, const uint32_t *list, ui
 	kvs_unlock();
 }
 
+/* Looks whether the piece in flight has ended, and puts the next one into the stream. */
+static enum kvs_step next_piece(struct kvs_cuda_link *cuda, struct kvs_sink *sink, struct kvs_text *text)
+{
+	struct kvs_cuda_engine *engine = &cuda->engine;
+	bool was_running = engine->running;
+	cuda->seen = kvs_cuda_wakes();
+	if (was_running && !kvs_cuda_engine_poll(engine, text))
+		return KVS_STEP_FAILED;
+	if (engine->running)
+		return KVS_STEP_IDLE; /* its end is an event */
+	sink->position = engine->position;
+	if (sink->position == sink->plan->bytes)
+		return KVS_STEP_DONE;
+	/* The next one is not begun here: between two the room may be closed. */
+	if (was_running)
+		return KVS_STEP_PROGRESS;
+	return kvs_cuda_engine_launch(engine, text) ? KVS_STEP_IDLE : KVS_STEP_FAILED;
+}
+
 static enum kvs_step ipc_pull(struct kvs_link *link, struct kvs_sink *sink, struct kvs_text *text)
 {
 	struct kvs_cuda_link *cuda = link->cuda;
@@ -109,10 +130,17 @@ static enum kvs_step ipc_pull(struct kvs_link *link, struct kvs_sink *sink, stru
 			return KVS_STEP_FAILED;
 		cuda->stream = sink->stream;
 	}
-	if (!kvs_cuda_engine_step(&cuda->engine, text))
-		return KVS_STEP_FAILED;
-	sink->position = cuda->engine.position;
-	return sink->position == sink->plan->bytes ? KVS_STEP_DONE : KVS_STEP_PROGRESS;
+	return next_piece(cuda, sink, text);
+}
+
+static bool ipc_in_flight(const struct kvs_link *link)
+{
+	return link->cuda != NULL && link->cuda->engine.running;
+}
+
+static bool ipc_ready(const struct kvs_link *link)
+{
+	return ipc_in_flight(link) && link->cuda->seen != kvs_cuda_wakes();
 }
 
 static void ipc_close(struct kvs_link *link, bool ok)
@@ -131,6 +159,8 @@ const struct kvs_transport_ops kvs_transport_cuda_ipc = {
         .open = ipc_open,
         .send = ipc_send,
         .pull = ipc_pull,
+        .ready = ipc_ready,
+        .in_flight = ipc_in_flight,
         .close = ipc_close,
 };
 

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_wake.h"
+
 /* NULL: out of memory. */
 static struct kvs_cuda_link *cuda_of(struct kvs_link *link)
 {
@@ -90,6 +92,7 @@ void kvs_cuda_after_fork_in_child(void)
 {
 	kvs_cuda_gpu_after_fork_in_child();
 	kvs_cuda_imports_after_fork_in_child();
+	kvs_cuda_wake_after_fork_in_child();
 }
 
 bool kvs_linear_get(struct kvs_link *link, const struct kvs_plan *plan, uint64_t stream, struct kvs_cursor *cursor,

@@ -309,8 +309,7 @@ static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 	kvs_unlock();
 	uint64_t began = kvs_now_ns();
 	enum kvs_step step = flight_ops(flight)->pull(link, &flight->sink, &text);
-	if (step != KVS_STEP_IDLE)
-		flight->copy_ns += kvs_now_ns() - began;
+	uint64_t ended = kvs_now_ns();
 	bool same = step != KVS_STEP_DONE || !flight->verify ||
 	            kvs_verify_digest(flight->plan, KVS_SIDE_DESTINATION) == flight->digest;
 	kvs_lock();
@@ -319,8 +318,11 @@ static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 	bool in_flight = flight_ops(flight)->in_flight != NULL && flight_ops(flight)->in_flight(link);
 	if (in_flight && flight->held == NULL) {
 		flight->held = room;
+		flight->held_ns = began;
 		room->busy++;
 	} else if (!in_flight) {
+		if (step != KVS_STEP_IDLE || flight->held != NULL)
+			flight->copy_ns += ended - (flight->held != NULL ? flight->held_ns : began);
 		let_go(flight);
 	}
 	if (room->closing)

@@ -58,6 +58,7 @@ struct kvs_flight {
 	uint64_t digest;
 	struct kvs_sink sink;
 	struct kvs_room *held; /* its busy count is ours as well: something is on its way into its memory */
+	uint64_t held_ns;      /* since when */
 	uint64_t plan_ns, copy_ns, asked_ns;
 };
 

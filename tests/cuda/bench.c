@@ -71,7 +71,7 @@ static double planned(struct kvs_cuda_engine *engine, const struct kvs_plan *pla
 		CHECK(kvs_cuda_engine_begin(engine, plan, KVS_GPU_DIRECT, NULL, method, &text), "%s", text.s);
 		begins[i] = (now_ms() - began) * 1e3;
 		while (engine->position < plan->bytes)
-			CHECK(kvs_cuda_engine_step(engine, &text), "%s", text.s);
+			CHECK(engine_step(engine, &text), "%s", text.s);
 		times[i] = now_ms() - began;
 	}
 	*begin_us_p = median(begins);

@@ -5,6 +5,11 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include "../../transport/cuda_wake.h"
+#include "../../transport/staging.h"
+
+#define SPINS 20000000u
+
 static struct driver driver;
 
 static void *find(void *library, const char *name, bool needed)
@@ -149,6 +154,22 @@ void block_free(const struct driver *d, struct block *block)
 		CHECK(d->cuda->MemFree(block->address) == 0);
 	}
 	block->address = 0;
+}
+
+bool engine_step(struct kvs_cuda_engine *engine, struct kvs_text *text)
+{
+	uint64_t seen = kvs_cuda_wakes();
+	if (!kvs_cuda_engine_launch(engine, text))
+		return false;
+	/* A GPU that has failed does not call: then it is asked. */
+	while (engine->running) {
+		for (uint32_t spun = 0; kvs_cuda_wakes() == seen && spun < SPINS; spun++)
+			kvs_pause();
+		if (!kvs_cuda_engine_poll(engine, text))
+			return false;
+		seen = kvs_cuda_wakes();
+	}
+	return true;
 }
 
 void device_write(const struct driver *d, uint64_t to, const void *from, size_t size)

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "../../transport/cuda_engine.h"
 #include "../../transport/cuda_memory.h"
 #include "../doubles/cuda/control.h"
 #include "check.h"
@@ -53,6 +54,9 @@ void block_free(const struct driver *driver, struct block *block);
 /* Give the pages back and keep the addresses; put new pages there. Mapped kinds only. */
 void block_pause(const struct driver *driver, struct block *block);
 void block_resume(const struct driver *driver, struct block *block);
+
+/* One piece of a direct plan, from its launch to its end. False with text. */
+bool engine_step(struct kvs_cuda_engine *engine, struct kvs_text *text);
 
 void device_write(const struct driver *driver, uint64_t to, const void *from, size_t size);
 void device_read(const struct driver *driver, void *to, uint64_t from, size_t size);

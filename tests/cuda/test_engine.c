@@ -97,7 +97,7 @@ static void move(struct bench *b, const struct kvs_plan *plan, enum way way, uin
 	while (b->engine.position < plan->bytes) {
 		uint64_t before = b->engine.position;
 		b->engine.piece = piece != 0 ? piece : b->engine.piece;
-		CHECK(kvs_cuda_engine_step(&b->engine, &text), "%s", text.s);
+		CHECK(engine_step(&b->engine, &text), "%s", text.s);
 		CHECK(b->engine.position > before && b->engine.position <= plan->bytes);
 	}
 }
@@ -333,7 +333,7 @@ static void faults(void)
 	                                      "cuMemHostAlloc",
 	                                      "cuMemAlloc"};
 	static const char *const running[] = {"cuCtxPushCurrent", "cuMemcpyHtoDAsync", "cuLaunchKernel",
-	                                      "cuEventRecord", "cuEventSynchronize"};
+	                                      "cuEventRecord",    "cuLaunchHostFunc",  "cuEventQuery"};
 	struct bench b = begin();
 	need_double(b.driver);
 	for (size_t i = 0; i < sizeof(opening) / sizeof(opening[0]); i++) {
@@ -361,7 +361,7 @@ static void faults(void)
 		(void)snprintf(list, sizeof(list), "%s=2", running[i]);
 		CHECK(b.driver->fault(list) == 0);
 		bool ok = kvs_cuda_engine_begin(&b.engine, plan, KVS_GPU_DIRECT, NULL, KVS_CUDA_METHOD_KERNEL, &text) &&
-		          kvs_cuda_engine_step(&b.engine, &text);
+		          engine_step(&b.engine, &text);
 		CHECK(!ok && strstr(text.s, running[i]) != NULL, "%s: %s", running[i], text.s);
 		kvs_cuda_engine_drain(&b.engine);
 		move(&b, plan, KERNEL, 0);

@@ -203,9 +203,9 @@ static void closed_in_flight(void)
 static void faults_at_decode(void)
 {
 	static const char *const lists[] = {
-	        "cuIpcOpenMemHandle=1", "cuIpcOpenMemHandle=201@2", "cuStreamCreateWithPriority=2",
-	        "cuEventCreate=2",      "cuDeviceGetCount=3",       "cuLaunchKernel=1",
-	        "cuMemcpyHtoDAsync=1",  "cuEventRecord=400",        "cuEventSynchronize=719",
+	        "cuIpcOpenMemHandle=1", "cuIpcOpenMemHandle=201@2", "cuStreamCreateWithPriority=2", "cuEventCreate=2",
+	        "cuDeviceGetCount=3",   "cuLaunchKernel=1",         "cuMemcpyHtoDAsync=1",          "cuEventRecord=400",
+	        "cuLaunchHostFunc=201", "cuEventQuery=719",
 	};
 	static const char *const mapped[] = {"cuMemImportFromShareableHandle=2", "cuMemMap=1", "cuMemAddressReserve=2",
 	                                     "cuMemSetAccess=1,cuMemSetAccess=1"};

@@ -78,6 +78,8 @@ unsigned enter(enum call call)
 	atomic_fetch_add(&counts[call], 1);
 	if (call != CALL_Init && call != CALL_DriverGetVersion && call != CALL_GetErrorName && !initialized)
 		return NOT_INITIALIZED;
+	if (in_host_function)
+		return NOT_PERMITTED;
 	if (call == CALL_Init)
 		initialized = true;
 	unsigned error = fault_of(rows[call].name);

@@ -104,6 +104,7 @@ enum safety {
 	X(ModuleGetFunction, "", SAFE) \
 	X(ModuleUnload, "", UNSAFE) \
 	X(LaunchKernel, "", SAFE) \
+	X(LaunchHostFunc, "", SAFE) \
 	X(MemcpyHtoD, "_v2", UNSAFE) \
 	X(MemcpyDtoH, "_v2", UNSAFE) \
 	X(MemsetD8, "_v2", UNSAFE) \
@@ -206,6 +207,7 @@ uint8_t *reach(uint64_t address, size_t size, int device, bool write);
 
 /* Streams. */
 unsigned stream_put(struct CUstream_st *stream, unsigned (*run)(void *work, int device), const void *work, size_t size);
+extern __thread bool in_host_function; /* this thread runs one: no call of the driver is allowed */
 bool capture_forbids(enum safety safety);
 int live_streams(void);
 int live_events(void);

@@ -8,6 +8,8 @@
 struct work {
 	struct work *next;
 	unsigned (*run)(void *data, int device);
+	void (*call)(void *argument); /* a host function: not called after an error of the context */
+	void *argument;
 	struct CUevent_st *event; /* recorded once it has run */
 	uint64_t event_number;
 	_Alignas(16) unsigned char data[];
@@ -41,6 +43,7 @@ static struct CUstream_st *capture_stream;
 static unsigned capture_mode;
 static bool capture_broken;
 static pthread_t capture_thread;
+__thread bool in_host_function;
 static __thread unsigned thread_mode = KVS_CU_CAPTURE_MODE_GLOBAL;
 
 bool capture_forbids(enum safety safety)
@@ -87,6 +90,11 @@ static void *stream_main(void *argument)
 			/* After an error nothing of the context runs any more. */
 			if (stream->context->error == OK)
 				stream->context->error = work->run(work->data, stream->context->device);
+		}
+		if (work->call != NULL && stream->context->error == OK) {
+			in_host_function = true;
+			work->call(work->argument);
+			in_host_function = false;
 		}
 		if (work->event != NULL) {
 			pthread_mutex_lock(&work->event->lock);
@@ -202,6 +210,18 @@ EXPORT unsigned cuStreamDestroy_v2(struct CUstream_st *stream)
 	free(stream);
 	streams--;
 	return OK;
+}
+
+unsigned cuLaunchHostFunc(struct CUstream_st *stream, void (*function)(void *), void *data);
+EXPORT unsigned cuLaunchHostFunc(struct CUstream_st *stream, void (*function)(void *), void *data)
+{
+	ENTER(LaunchHostFunc);
+	struct work *work = stream == NULL || function == NULL ? NULL : calloc(1, sizeof(*work));
+	if (work == NULL)
+		return INVALID_VALUE;
+	work->call = function;
+	work->argument = data;
+	return put_work(stream, work);
 }
 
 /* ---- capture ---- */
