@@ -66,6 +66,7 @@ static void measure(const struct fleet_shape *shape, const char *what, uint32_t 
 	for (uint32_t i = 0; i < repeat; i++)
 		printf("bench: %s seconds=%.6f bytes=%llu\n", what, request(fleet),
 		       (unsigned long long)bytes_of(shape));
+	fflush(stdout); /* the next fleet is forked, and its end would write what is not written yet once more */
 	cr_expect(fleet_wrong(fleet, 0) == 0, "%s: %llu bytes wrong", what, (unsigned long long)fleet_wrong(fleet, 0));
 	fleet_stop(fleet);
 }

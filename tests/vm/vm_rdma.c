@@ -142,6 +142,7 @@ static void speed(const struct fleet_shape *shape, const char *name)
 		fleet_close(fleet, 0, 0, KVS_ROOM_SUCCESS);
 	}
 	printf("speed: %s %.0f MB/s\n", name, best);
+	fflush(stdout); /* the next fleet is forked */
 	fleet_stop(fleet);
 }
 
