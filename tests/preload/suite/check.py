@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import copy
 import difflib
 import os
 import shutil
@@ -109,12 +111,19 @@ def program(name: str) -> str:
 
 Check = Callable[[Context], None]
 checks: List[Tuple[str, Check]] = []
+measuring: List[Check] = []
 
 
 def check(function: Check) -> Check:
     """Register a check; its docstring's first line is its name."""
     module = function.__module__.rsplit(".", 1)[-1]
     checks.append((f"{module}: {(function.__doc__ or function.__name__).splitlines()[0]}", function))
+    return function
+
+
+def measures(function: Check) -> Check:
+    """Mark a check that measures time: it runs when no other does."""
+    measuring.append(function)
     return function
 
 
@@ -130,8 +139,9 @@ def build_fixture(library: Path) -> Path:
     return folder / "tests" / "preload" / "libkvsplice-fixture.so"
 
 
-def run_one(context: Context, name: str, function: Check) -> str:
+def run_one(shared: Context, name: str, function: Check) -> str:
     started = time.monotonic()
+    context = copy.copy(shared)
     with tempfile.TemporaryDirectory(prefix="kvsplice-preload-") as folder:
         context.folder = Path(folder)
         try:
@@ -147,6 +157,14 @@ def run_one(context: Context, name: str, function: Check) -> str:
     return outcome
 
 
+def run_all(context: Context, chosen: Sequence[Tuple[str, Check]]) -> List[str]:
+    """As many at once as there are processors: most of them wait for one process at a time."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        running = [pool.submit(run_one, context, name, function) for name, function in chosen if function not in measuring]
+        outcomes = [one.result() for one in running]
+    return outcomes + [run_one(context, name, function) for name, function in chosen if function in measuring]
+
+
 def main(description: Optional[str]) -> int:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--library", type=Path, default=ROOT / "build" / "libkvsplice.so", metavar="PATH", help="the library under test (default: build/libkvsplice.so)")
@@ -160,7 +178,7 @@ def main(description: Optional[str]) -> int:
         return 2
     fixture = options.fixture.absolute() if options.fixture else build_fixture(library)
     context = Context(library, fixture, options.before)
-    outcomes = [run_one(context, name, function) for name, function in checks if options.only in name]
+    outcomes = run_all(context, [(name, function) for name, function in checks if options.only in name])
     passed, failed, skipped = (outcomes.count(kind) for kind in ("ok", "FAIL", "WAIVED"))
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 1 if failed or not passed else 0

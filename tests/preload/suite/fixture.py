@@ -52,10 +52,10 @@ def lay(context: Context, conn: str = CONN, package: str = PACKAGE, other: str =
     return context.folder
 
 
-def python(context: Context, script: str, interpreter: str = "python3", hooked: bool = True, options: Sequence[str] = (), **extra: Optional[str]) -> Result:
+def python(context: Context, script: str, interpreter: str = "python3", hooked: bool = True, options: Sequence[str] = (), arguments: Sequence[str] = (), **extra: Optional[str]) -> Result:
     """Run a script that may import the package, with the library (or, to compare, without)."""
     path = context.write("script.py", script)
     preload = [context.fixture] if hooked else []
     extra.setdefault("PYTHONPATH", str(context.folder))
     extra.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    return context.run([interpreter, *options, path], preload, **extra)
+    return context.run([interpreter, *options, path, *arguments], preload, **extra)

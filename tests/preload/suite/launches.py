@@ -236,3 +236,110 @@ def adding_memory_saver(context: Context) -> None:
     result = memory_saver(context, "0.0.10")
     equal(f"True\n{SPLICED}\nTrue\n{SPLICED}\n0 True\n", result.out, result.show())
     true("kvsplice" not in result.err, result.show())
+
+
+# A worker of ray is started by its raylet, a program in C++ with the environment of the driver, or what the task asks for.
+RAY = """
+import os, sys
+import kvs_fixture, ray
+
+FOLDER = os.getcwd()
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1", _temp_dir=FOLDER)
+
+@ray.remote
+def work():
+    import os, sys
+    sys.path.insert(0, FOLDER)
+    import kvs_fixture.conn as conn
+    return open(f"/proc/{os.getppid()}/comm").read().strip(), conn.Receiver().poll()
+
+print(ray.get(work.remote()))
+print(ray.get(work.options(runtime_env={"env_vars": {"LD_PRELOAD": sys.argv[1]}}).remote()))
+ray.shutdown()
+"""
+
+
+@check
+def ray_workers(context: Context) -> None:
+    """ray, whose raylet executes the workers: hooked with the driver's list, and with a task's own that has ours in it"""
+    interpreter, home = ROOT / ".cache/venv/bin/python", ROOT / ".cache/launch/ray"
+    if not interpreter.exists() or not home.is_dir():
+        raise Waived("ray is not installed (scripts/environment --for servers)")
+    lay(context)
+    result = python(context, RAY, str(interpreter), arguments=lists(context)[0][:1], PYTHONPATH=f"{context.folder}:{home}", PYTHONWARNINGS="ignore",
+                    RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
+    equal(f"('raylet', {SPLICED})\n" * 2, result.out, result.show())
+    true(result.status == 0 and "kvsplice" not in result.err, result.show())
+
+
+EXECUTED = """
+import os, sys
+import kvs_fixture
+
+def start(environment):
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve("/bin/sh", ["sh", "-c", f"exec {sys.executable} worker.py"], environment)
+        os._exit(os.wait()[1])
+    return os.waitpid(child, 0)[1]
+
+few = {name: text for name, text in os.environ.items() if name in ("PATH", "PYTHONPATH", "LD_PRELOAD")}
+print(start(few), start({**os.environ, "EXTRA": "x"}), flush=True)
+"""
+
+
+@check
+def executed_workers(context: Context) -> None:
+    """a daemon that executes workers through a shell, with a reduced and an enlarged environment"""
+    lay(context)
+    context.write("worker.py", WORKER)
+    result = python(context, EXECUTED)
+    equal(f"status 0\n--- output\n{SPLICED}\n{SPLICED}\n0 0\n--- error\n", result.show(), "workers")
+
+
+LOOP = """
+import asyncio, multiprocessing, os, sys
+import uvloop, worker
+
+async def echo(reader, writer):
+    import kvs_fixture.conn as conn
+    writer.write(await reader.readline() + str(conn.Receiver().poll()).encode())
+    writer.close()
+
+async def main():
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"line\\n")
+    print((await reader.read()).decode(), flush=True)
+    for environment in (None, {**os.environ, "LD_PRELOAD": ""}):
+        child = await asyncio.create_subprocess_exec(sys.executable, "worker.py", env=environment)
+        print(await child.wait(), flush=True)
+    for method in ("spawn", "forkserver", "fork"):
+        process = multiprocessing.get_context(method).Process(target=worker.work)
+        process.start()
+        await asyncio.get_running_loop().run_in_executor(None, process.join)
+        print(method, process.exitcode, flush=True)
+    sys.exit(4)
+
+if __name__ == "__main__":
+    print(type(uvloop.new_event_loop()).__module__, flush=True)
+    uvloop.run(main())
+"""
+
+
+@check
+def under_uvloop(context: Context) -> None:
+    """uvloop: a hooked class in its loop, children started from it by its own means and by multiprocessing"""
+    interpreter = ROOT / ".cache/venv/bin/python"
+    if not interpreter.exists() or context.run([interpreter, "-c", "import uvloop"]).status:
+        raise Waived("uvloop is not installed (scripts/environment --for servers)")
+    lay(context)
+    context.write("worker.py", WORKER)
+    result = python(context, LOOP, str(interpreter))
+    expected = f"uvloop\nline\n{SPLICED}\n{SPLICED}\n0\n3\n0\n" + "".join(f"{SPLICED}\n{method} 0\n" for method in ("spawn", "forkserver", "fork"))
+    equal(expected, result.out, result.show())
+    true(result.status == 4 and "Traceback" not in result.err, result.show())
+    stock = python(context, LOOP, str(interpreter), hooked=False, LD_PRELOAD="")
+    equal(expected.replace(SPLICED, "3"), stock.out, stock.show())

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from typing import Dict, List, Tuple
 
-from .check import Context, Waived, check, equal, program, true
+from .check import Context, Waived, check, equal, measures, program, true
 from .fixture import HOOKED, lay, python
 
 HOOKABLE = (3, 9)
@@ -158,6 +158,7 @@ print(min(cost("import") for _ in range(20)), min(cost("open") for _ in range(20
 
 
 @check
+@measures
 def event_cost(context: Context) -> None:
     """what an audited event costs with our hook, less what it costs with one that does nothing"""
     script = context.write("cost.py", COST)
@@ -185,6 +186,7 @@ print(start(sys.argv[1:]))
 
 
 @check
+@measures
 def start_cost(context: Context) -> None:
     """what the library adds to the start of /bin/true and of python3 -c pass, in processor time"""
     script = context.write("start.py", START)
