@@ -44,11 +44,50 @@ def compiler(context: Context) -> None:
 
 
 @check
-def tools(context: Context) -> None:
-    """ninja, ldconfig, curl, tar: quiet and unchanged"""
-    for command in (["ninja", "--version"], ["/sbin/ldconfig", "-p"], ["curl", "--version"], ["tar", "-cf", "/dev/null", "/etc/hostname"]):
-        if command[0].startswith("/") or any(os.access(os.path.join(p, command[0]), os.X_OK) for p in os.get_exec_path()):
-            context.same(command)
+def builder(context: Context) -> None:
+    """ninja: a build that works, one that fails, one that is not there"""
+    ninja = program("ninja")
+    context.write("build.ninja", """
+        rule copy
+          command = cp $in $out
+        rule fail
+          command = echo failing >&2; exit 3
+        build copied: copy good
+        build broken: fail good
+        default copied
+    """)
+    context.write("good", "text\n")
+    for target, status in (("copied", 0), ("broken", 1), ("missing", 1)):
+        result = context.same(["sh", "-c", f"rm -rf copied .ninja*; {ninja} {target}"])
+        true((result.status == 0) == (status == 0), f"{target}: {result.show()}")
+
+
+@check
+def downloader(context: Context) -> None:
+    """curl: its version, a file, a server that is not there"""
+    curl = program("curl")
+    context.write("page", "text\n")
+    context.same([curl, "--version"])
+    equal("text\n", context.same([curl, "-sS", f"file://{context.folder}/page"]).out, "the file")
+    equal(7, context.same([curl, "-sS", "http://127.0.0.1:1/"]).status, "curl's status")
+
+
+@check
+def loader_cache(context: Context) -> None:
+    """ldconfig: its list, a wrong option"""
+    if not os.access("/sbin/ldconfig", os.X_OK):
+        raise Waived("there is no /sbin/ldconfig")
+    true("libc.so.6" in context.same(["/sbin/ldconfig", "-p"]).out, "libc is listed")
+    context.same(["/sbin/ldconfig", "--no-such-option"])
+
+
+@check
+def archiver(context: Context) -> None:
+    """tar with gzip: what is packed is unpacked"""
+    program("gzip")
+    context.write("in/file", "text\n")
+    tar = program("tar")
+    equal("text\n", context.same([program("sh"), "-c", f"{tar} -czf out.tgz in && {tar} -xzOf out.tgz in/file"]).out, "the file")
 
 
 @check
@@ -69,6 +108,39 @@ def static_program(context: Context) -> None:
     """a static binary"""
     built = context.compile("quiet.c", "-static", "-DSTATIC")
     context.same([built])
+
+
+@check
+def go_program(context: Context) -> None:
+    """a static program in Go"""
+    go = program("go")
+    context.write("main.go", 'package main\n\nimport (\n\t"fmt"\n\t"os"\n)\n\nfunc main() {\n\tfmt.Println("hello")\n\tos.Exit(3)\n}\n')
+    built = context.run([go, "build", "-o", "built", "main.go"], CGO_ENABLED="0", GOCACHE=str(context.folder / "cache"), GOFLAGS="-mod=mod")
+    equal(0, built.status, built.show())
+    equal(3, context.same([context.folder / "built"]).status, "its status")
+
+
+@check
+def lookups(context: Context) -> None:
+    """dlsym in the default order, after the program, and in a library: the same from any path of ours"""
+    built = context.compile("lookups.c", "-ldl")
+    driver = context.compile("few_cuda.c", "-Wl,-soname,libcuda.so.1", shared=True)
+    stand_in = context.folder / "drivers" / "libcuda.so.1"
+    stand_in.parent.mkdir()
+    driver.rename(stand_in)
+    odd = context.folder / "with space: and $ODD"
+    odd.mkdir()
+    (odd / "copy.so").write_bytes(context.library.read_bytes())
+    (odd / "link.so").symlink_to(context.library)
+    command = [built, "libc.so.6", "libcuda.so.1", "libnothing.so.1"]
+    plain = context.run(command, cwd=odd, LD_LIBRARY_PATH=str(stand_in.parent))
+    true("libcuda.so.1 cuGetProcAddress: libcuda.so.1, no error\n" in plain.out and plain.status == 8, plain.show())
+    for path in ("./copy.so", "./link.so", str(context.library)):
+        equal(plain.show(), context.run(command, [path], cwd=odd, LD_LIBRARY_PATH=str(stand_in.parent)).show(), path)
+    code = "import ctypes; d = ctypes.CDLL('libcuda.so.1'); print(d.cuGetProcAddress(b'cuInit', ctypes.byref(ctypes.c_void_p()), 12000, 0), hasattr(d, 'cuInit'))"
+    for path in ("./copy.so", "./link.so", str(context.library)):
+        result = context.run([program("python3"), "-c", code], [path], cwd=odd, LD_LIBRARY_PATH=str(stand_in.parent))
+        equal("status 0\n--- output\n500 False\n--- error\n", result.show(), path)
 
 
 @check
