@@ -301,10 +301,12 @@ void kvs_options_read(char *const *environment, struct kvs_options *options_p, k
 /* ---- this process ---- */
 
 static struct kvs_options options;
+static pid_t options_reader; /* the process that read them */
 static pthread_once_t options_once = PTHREAD_ONCE_INIT;
 
 static void read_environment(void)
 {
+	options_reader = getpid();
 	kvs_options_read(environ, &options, NULL, NULL);
 }
 
@@ -327,15 +329,44 @@ static void warn_about(void *user, const char *message)
 	kvs_log_write(KVS_LOG_WARN, "options", "%s", message);
 }
 
+/* Read again rather than remember: the complaints are wanted in servers only. */
+static void warn_about_all(void)
+{
+	struct kvs_options scratch;
+	if (kvs_log_enabled(KVS_LOG_WARN))
+		kvs_options_read(environ, &scratch, warn_about, NULL);
+}
+
+static bool same_values(const struct kvs_options *a, const struct kvs_options *b)
+{
+	for (size_t i = 0; i < kvs_option_row_count; i++) {
+		const struct kvs_option_row *row = &kvs_option_rows[i];
+		if (memcmp((const char *)a + row->offset, (const char *)b + row->offset, row->size) != 0)
+			return false;
+	}
+	return true;
+}
+
+void kvs_options_renew(void)
+{
+	struct kvs_options now;
+	if (kvs_options() && options_reader == getpid())
+		return;
+	options_reader = getpid();
+	kvs_options_read(environ, &now, NULL, NULL);
+	if (same_values(&now, &options))
+		return;
+	options = now;
+	kvs_log_install();
+	warn_about_all();
+}
+
 void kvs_options_report(void)
 {
 	static atomic_flag reported = ATOMIC_FLAG_INIT;
 	if (atomic_flag_test_and_set(&reported))
 		return;
-	/* Read again rather than remember: the complaints are wanted in servers only. */
-	struct kvs_options scratch;
-	if (kvs_log_enabled(KVS_LOG_WARN))
-		kvs_options_read(environ, &scratch, warn_about, NULL);
+	warn_about_all();
 	if (kvs_options()->help) {
 		char table[8192];
 		size_t size = kvs_options_table(table, sizeof table);

@@ -78,6 +78,11 @@ struct kvs_options {
  * kvs_options_report, so that a process that is not a server stays silent. */
 const struct kvs_options *kvs_options(void);
 
+/* In a forked child, at its first call: read the environment again, which a fork server's child has been given after
+ * the fork, and warn about values if any has changed. To be called where a process registers, before any thread of it
+ * uses the options; does nothing in a process that has read them itself. */
+void kvs_options_renew(void);
+
 /* Is KVSPLICE_ENABLE off? Reads that one variable and nothing else; for the constructor. */
 bool kvs_options_disabled(void);
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "../../policy/state.h"
 #include "../../transport/log.h"
@@ -261,14 +262,14 @@ static struct kvs_layout *describe(KvsPyObject *manager, struct kvs_text *text)
 
 /* ---- registration ---- */
 
-static bool configured;
+static pid_t configured_by;
 
-/* Once per process, with the interpreter lock held. */
+/* Once per process, a forked child included, with the interpreter lock held. */
 static void configure_agent(bool splice_equal_tp)
 {
-	if (configured)
+	if (configured_by == getpid())
 		return;
-	configured = true;
+	configured_by = getpid();
 	const struct kvs_options *options = kvs_options();
 	struct kvs_agent_config config = {
 	        .timeout_ms = (uint32_t)options->timeout_ms,
@@ -348,7 +349,8 @@ static bool role_of(KvsPyObject *manager, enum kvs_role *role_p)
 
 void kvs_sglang_register(KvsPyObject *manager, uint32_t uneven)
 {
-	if (kvs_options()->policy == KVS_POLICY_OFF)
+	kvs_options_renew();
+	if (!kvs_options()->enable || kvs_options()->policy == KVS_POLICY_OFF)
 		return;
 	/* MLA pools are the same on every rank, and the connectors handle them at any TP. */
 	if (kvs_py_attr_true(manager, "is_mla_backend") || kvs_py_attr_true(manager, "is_hybrid_mla_backend")) {

@@ -228,6 +228,7 @@ class FleetConfig:
     reserve_only: bool = False
     record_calls: bool = False
     record_messages: bool = False
+    fork_first: bool = False
 
 
 class Fleet:
@@ -280,7 +281,7 @@ class Fleet:
                 calls.append((rank, "setup", {"config": RankConfig(
                     role, place, shape, self.pages, port, config.connector, dict(environment), dtype,
                     config.reserve_only, config.record_calls,
-                    config.record_messages and role == PREFILL)}))
+                    config.record_messages and role == PREFILL, config.fork_first)}))
         self.info = gather(calls)
 
     def __enter__(self) -> Fleet:

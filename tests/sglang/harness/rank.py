@@ -39,6 +39,7 @@ class RankConfig:
     reserve_only: bool = False          # see oracle.Buffer
     record_calls: bool = False
     record_messages: bool = False       # of decodes, as they came
+    fork_first: bool = False            # as a fork server does it: import the connector, fork, set the environment
 
 
 @dataclass
@@ -107,6 +108,9 @@ class Rank:
         raise RuntimeError("the bootstrap server does not answer")
 
     def setup(self, config: RankConfig) -> dict[str, Any]:
+        if config.fork_first:
+            import_connector(config.connector)
+            continue_in_child()
         os.environ.update(config.environment)
         self.config = config
         server_args = enter(config.place, config.bootstrap_port, config.shape.page_size)
@@ -441,3 +445,12 @@ class Rank:
 
 def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, 9)   # PR_SET_PDEATHSIG, SIGKILL
+
+
+def continue_in_child() -> None:
+    """Go on in a forked child; this process waits for its end, and the child does not outlive it."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        os._exit(0)
+    die_with_parent()
