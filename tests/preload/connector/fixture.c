@@ -15,7 +15,10 @@
 #define DECODE_TABLE(X) \
 	X(receiver, Receiver, poll, "poll", KVS_METHOD, "self", &receiver_class) \
 	X(manager, Manager, again, "shared", KVS_METHOD, "self", NULL)
-#define OTHER_TABLE(X) X(other, Other, work, "work", KVS_METHOD, "self", &other_class)
+#define OTHER_TABLE(X) \
+	X(other, Other, work, "work", KVS_METHOD, "self|self job|self task size ...", &other_class) \
+	X(other, Other, extra, "extra", KVS_METHOD_IF_ANY, "self more", NULL) \
+	X(other, Other, late, "late", KVS_METHOD_IF_ANY, "self|self when", NULL)
 
 static KvsPyObject *manager_class, *info_class, *sender_class, *receiver_class, *other_class;
 
@@ -45,8 +48,9 @@ static KvsPyObject *respond(bool exact, const char *name, KvsPyObject *original,
 	return mark(result);
 }
 
-#define IS_OURS_KVS_METHOD(self, class_object)      kvs_py_is_exact(self, class_object)
-#define IS_OURS_KVS_CLASSMETHOD(self, class_object) ((self) == (class_object))
+#define IS_OURS_KVS_METHOD(self, class_object)        kvs_py_is_exact(self, class_object)
+#define IS_OURS_KVS_METHOD_IF_ANY(self, class_object) kvs_py_is_exact(self, class_object)
+#define IS_OURS_KVS_CLASSMETHOD(self, class_object)   ((self) == (class_object))
 #define REPLACEMENT(object, class_name, method, name, kind, parameters, class_p) \
 	static KvsPyObject *original_##object##_##method; \
 	static KvsPyObject *object##_##method(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs) \

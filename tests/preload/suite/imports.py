@@ -6,6 +6,7 @@ import re
 
 from .check import Context, check, equal, true
 from .fixture import CONN, HOOKED, PACKAGE, lay, python
+from .pythons import every_hookable_python
 
 SHOW = "print(conn.Receiver().poll())"
 SPLICED = "('spliced', 3)\n"
@@ -51,8 +52,8 @@ def circular(context: Context) -> None:
         equal(SPLICED, result.out, result.show())
 
 
-@check
-def objects(context: Context) -> None:
+@every_hookable_python
+def objects(context: Context, interpreter: str) -> None:
     """exact objects are ours; subclasses, a duck-typed self and base classes take the stock path"""
     lay(context)
     result = python(context, """
@@ -74,7 +75,7 @@ def objects(context: Context) -> None:
         print(conn.Sender(1, 2, room=3).__dict__, type("Sub", (conn.Sender,), {})(1, 2, 3).__dict__)
         bound = conn.Manager().send
         print(bound(1, 2, 3), list(map(conn.Manager().send, [1], [2], [3])))
-    """)
+    """, interpreter)
     equal(
         "('spliced', (1, 2, 3, None)) ('spliced', (1, 2, 3, 4))\n"
         "('spliced', (1, 2, 3, None))\n"
@@ -214,8 +215,8 @@ def other_audit_hooks(context: Context) -> None:
     true("RuntimeError: refused by a hook" in loaded.err, loaded.show())
 
 
-@check
-def sub_interpreter(context: Context) -> None:
+@every_hookable_python
+def sub_interpreter(context: Context, interpreter: str) -> None:
     """a sub-interpreter is left alone, before and after the main one is hooked"""
     lay(context)
     result = python(context, f"""
@@ -232,7 +233,7 @@ def sub_interpreter(context: Context) -> None:
         import kvs_fixture.conn as conn
         print(conn.Receiver().poll(), flush=True)
         sub()
-    """)
+    """, interpreter)
     equal(f"3\n{SPLICED}3\n", result.out, result.show())
 
 
