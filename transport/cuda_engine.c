@@ -209,6 +209,7 @@ bool kvs_cuda_engine_launch(struct kvs_cuda_engine *engine, struct kvs_text *tex
 	if (!kvs_cuda_enter(&scope, cuda, engine->gpu->context, text))
 		return false;
 	engine->begun_ns = now_ns();
+	engine->wakes = kvs_cuda_wakes();
 	bool ok = (engine->by_kernel ? launch_kernel(engine, text) : launch_2d(engine, text)) &&
 	          kvs_cuda_call(cuda, text, EventRecord, engine->done, engine->stream) &&
 	          kvs_cuda_call(cuda, text, LaunchHostFunc, engine->stream, kvs_cuda_wake, NULL);
@@ -233,6 +234,7 @@ bool kvs_cuda_engine_poll(struct kvs_cuda_engine *engine, struct kvs_text *text)
 	struct kvs_cuda_scope scope;
 	if (!kvs_cuda_enter(&scope, cuda, engine->gpu->context, text))
 		return false;
+	engine->wakes = kvs_cuda_wakes();
 	kvs_cu_result result = cuda->EventQuery(engine->done);
 	bool ok = result == KVS_CU_ERROR_NOT_READY || kvs_cuda_ok(cuda, result, "cuEventQuery", text);
 	kvs_cuda_leave(&scope);

@@ -42,6 +42,7 @@ struct kvs_cuda_engine {
 	bool running;        /* DIRECT: a piece is in the stream */
 	uint64_t piece_end;  /* position when it has ended */
 	uint64_t begun_ns;   /* when it was put there */
+	uint64_t wakes;      /* kvs_cuda_wakes before it was, or was last looked at */
 
 	/* Tables: written in page-locked host memory, uploaded to the device. Only grow. */
 	uint8_t *host_table;

@@ -92,7 +92,6 @@ static enum kvs_step next_piece(struct kvs_cuda_link *cuda, struct kvs_sink *sin
 {
 	struct kvs_cuda_engine *engine = &cuda->engine;
 	bool was_running = engine->running;
-	cuda->seen = kvs_cuda_wakes();
 	if (was_running && !kvs_cuda_engine_poll(engine, text))
 		return KVS_STEP_FAILED;
 	if (engine->running)
@@ -140,7 +139,7 @@ static bool ipc_in_flight(const struct kvs_link *link)
 
 static bool ipc_ready(const struct kvs_link *link)
 {
-	return ipc_in_flight(link) && link->cuda->seen != kvs_cuda_wakes();
+	return ipc_in_flight(link) && link->cuda->engine.wakes != kvs_cuda_wakes();
 }
 
 static void ipc_close(struct kvs_link *link, bool ok)

@@ -20,7 +20,6 @@ struct kvs_cuda_link {
 	struct kvs_cuda_imports *imports; /* NULL: not opened */
 	uint64_t *sources;                /* addresses of a component's tensors; room for the largest */
 	uint64_t asked;                   /* stream that waits for descriptors; 0: none */
-	uint64_t seen;                    /* kvs_cuda_wakes when the piece in flight was last looked at */
 	enum kvs_cuda_method method;
 	struct kvs_text failed; /* not empty: they do not come, and why */
 	/* Prefill. */

@@ -8,20 +8,35 @@
 #include "../../transport/cuda_engine.h"
 #include "model.h"
 
-#define ROUNDS   7
+#define ROUNDS   7     /* on a GPU; the double is timed once */
 #define RUNS_MAX 20000 /* of one copy per run: more are extrapolated */
+#define PAGE     64
+#define PARTS    2 /* a request: pages of the full layers, and of the sliding ones */
 
 struct model {
 	const char *name;
-	uint32_t layers, heads, width;
+	uint32_t full_layers, sliding_layers;
+	uint32_t window; /* tokens of the sliding layers that are sent */
+	uint32_t heads, width;
 };
 
-static const struct model models[] = {{"gpt-oss-120b", 36, 8, 128}, {"gemma-3-27b", 62, 16, 256}};
+static const struct model models[] = {{"gpt-oss-120b", 18, 18, 128, 8, 128}, {"gemma-3-27b", 10, 52, 1024, 16, 256}};
 static const uint32_t sizes[][2] = {{4, 2}, {2, 4}, {8, 2}};
 
-struct result {
-	double linear_ms, kernel_ms, copies_ms, per_run_ms, plan_us, begin_us;
+/* What goes from one prefill rank to one decode rank of a request. */
+struct part {
+	struct rank p, d;
+	uint32_t pages;
+	int32_t *src, *dst;
+	struct kvs_plan *plan;
 };
+
+/* Milliseconds. */
+struct times {
+	double all, plan, tables, launch;
+};
+
+static int rounds;
 
 static double now_ms(void)
 {
@@ -38,22 +53,63 @@ static int compare(const void *a, const void *b)
 
 static double median(double *values)
 {
-	qsort(values, ROUNDS, sizeof(values[0]), compare);
-	return values[ROUNDS / 2];
+	qsort(values, (size_t)rounds, sizeof(values[0]), compare);
+	return values[rounds / 2];
+}
+
+static struct part part_new(const struct driver *driver, const struct model *model, uint32_t layers, uint32_t tokens,
+                            const uint32_t *size)
+{
+	struct part part = {.pages = tokens / PAGE};
+	struct shape shape = {.layers = layers,
+	                      .heads = model->heads,
+	                      .page = PAGE,
+	                      .items = part.pages,
+	                      .k_width = model->width,
+	                      .v_width = model->width};
+	part.p = rank_new(driver, &shape, size[0], 0, 0, KVS_CUDA_LEGACY, 1, 0);
+	part.d = rank_new(driver, &shape, size[1], 0, 0, KVS_CUDA_LEGACY, 1, 0);
+	part.src = calloc(part.pages, sizeof(*part.src));
+	part.dst = calloc(part.pages, sizeof(*part.dst));
+	CHECK(part.src != NULL && part.dst != NULL);
+	for (uint32_t i = 0; i < part.pages; i++) {
+		part.src[i] = (int32_t)((i * 7919u) % part.pages);
+		part.dst[i] = (int32_t)(part.pages - 1 - i);
+	}
+	return part;
+}
+
+static void part_free(const struct driver *driver, struct part *part)
+{
+	free(part->src);
+	free(part->dst);
+	rank_free(driver, &part->p);
+	rank_free(driver, &part->d);
+}
+
+static struct kvs_plan *plan_of(const struct part *part, uint32_t pages)
+{
+	struct kvs_plan *plan = NULL;
+	struct kvs_verdict verdict;
+	memset(&verdict, 0, sizeof(verdict));
+	CHECK(kvs_plan_build(part->p.layout, part->d.layout, 0, part->src, pages, part->dst, pages, &plan, &verdict),
+	      "%s", verdict.text.s);
+	return plan;
 }
 
 /* One copy of so many bytes from one place to another, in chunks as long as the shorter pool allows. */
-static double linear(const struct driver *driver, struct kvs_cuda_engine *engine, const struct rank *p,
-                     const struct rank *d, uint64_t bytes)
+static double linear(const struct driver *driver, struct kvs_cuda_engine *engine, const struct part *part,
+                     uint64_t bytes)
 {
 	double times[ROUNDS];
-	uint64_t most = p->size < d->size ? p->size : d->size;
-	for (int i = 0; i < ROUNDS; i++) {
+	uint64_t most = part->p.size < part->d.size ? part->p.size : part->d.size;
+	for (int i = 0; i < rounds; i++) {
 		double began = now_ms();
 		for (uint64_t left = bytes; left > 0;) {
-			uint64_t part = left < most ? left : most;
-			CHECK(driver->MemcpyDtoDAsync(d->block.address, p->block.address, part, engine->stream) == 0);
-			left -= part;
+			uint64_t size = left < most ? left : most;
+			CHECK(driver->MemcpyDtoDAsync(part->d.block.address, part->p.block.address, size,
+			                              engine->stream) == 0);
+			left -= size;
 		}
 		CHECK(driver->cuda->StreamSynchronize(engine->stream) == 0);
 		times[i] = now_ms() - began;
@@ -61,21 +117,49 @@ static double linear(const struct driver *driver, struct kvs_cuda_engine *engine
 	return median(times);
 }
 
-static double planned(struct kvs_cuda_engine *engine, const struct kvs_plan *plan, enum kvs_cuda_method method,
-                      double *begin_us_p)
+/* A whole request, as the decode's agent runs it: plan, tables, launch, and until the last byte is in place. */
+static struct times request(struct kvs_cuda_engine *engine, const struct part *parts, uint32_t pages,
+                            enum kvs_cuda_method method)
 {
-	double times[ROUNDS], begins[ROUNDS];
+	struct times times = {.all = 0};
 	struct kvs_text text = {.s = ""};
-	for (int i = 0; i < ROUNDS; i++) {
+	for (int i = 0; i < PARTS; i++) {
 		double began = now_ms();
+		uint32_t some = pages != 0 && pages < parts[i].pages ? pages : parts[i].pages;
+		struct kvs_plan *plan = plan_of(&parts[i], some);
+		double planned = now_ms();
 		CHECK(kvs_cuda_engine_begin(engine, plan, KVS_GPU_DIRECT, NULL, method, &text), "%s", text.s);
-		begins[i] = (now_ms() - began) * 1e3;
+		double written = now_ms();
+		CHECK(kvs_cuda_engine_launch(engine, &text), "%s", text.s);
+		double launched = now_ms();
+		CHECK(engine_wait(engine, &text), "%s", text.s);
 		while (engine->position < plan->bytes)
 			CHECK(engine_step(engine, &text), "%s", text.s);
-		times[i] = now_ms() - began;
+		times.all += now_ms() - began;
+		times.plan += planned - began;
+		times.tables += written - planned;
+		times.launch += launched - written;
+		kvs_plan_free(plan);
 	}
-	*begin_us_p = median(begins);
-	return median(times);
+	return times;
+}
+
+static struct times requests(struct kvs_cuda_engine *engine, const struct part *parts, uint32_t pages,
+                             enum kvs_cuda_method method)
+{
+	double all[ROUNDS], plan[ROUNDS], tables[ROUNDS], launch[ROUNDS];
+	/* The size of a piece is learnt. */
+	for (int i = 0; i < rounds - 1; i++)
+		(void)request(engine, parts, pages, method);
+	for (int i = 0; i < rounds; i++) {
+		struct times one = request(engine, parts, pages, method);
+		all[i] = one.all;
+		plan[i] = one.plan;
+		tables[i] = one.tables;
+		launch[i] = one.launch;
+	}
+	return (struct times){
+	        .all = median(all), .plan = median(plan), .tables = median(tables), .launch = median(launch)};
 }
 
 /* What an engine with a descriptor per run does. */
@@ -94,51 +178,45 @@ static double per_run(const struct driver *driver, struct kvs_cuda_engine *engin
 	return (now_ms() - began) * ((double)plan->runs / (double)count);
 }
 
+/* Calls of the driver for one request whose parts are one piece each; only the double counts them. */
+static uint64_t calls_of(const struct driver *driver, struct kvs_cuda_engine *engine, const struct part *parts)
+{
+	uint64_t piece = engine->piece, before = driver->calls(NULL);
+	engine->piece = (uint64_t)4 << 30;
+	(void)request(engine, parts, 0, KVS_CUDA_METHOD_KERNEL);
+	engine->piece = piece;
+	return driver->calls(NULL) - before;
+}
+
 static void measure(const struct driver *driver, struct kvs_cuda_engine *engine, const struct model *model,
                     const uint32_t *size, uint32_t tokens)
 {
-	struct shape shape = {.layers = (model->layers + 1) / 2, /* two components */
-	                      .heads = model->heads,
-	                      .page = 64,
-	                      .items = tokens / 64,
-	                      .k_width = model->width,
-	                      .v_width = model->width};
-	struct rank p = rank_new(driver, &shape, size[0], 0, 0, KVS_CUDA_LEGACY, 1, 0);
-	struct rank d = rank_new(driver, &shape, size[1], 0, 0, KVS_CUDA_LEGACY, 1, 0);
-	int32_t *src = calloc(shape.items, sizeof(*src)), *dst = calloc(shape.items, sizeof(*dst));
-	struct kvs_plan *plan = NULL;
-	struct kvs_verdict verdict;
-	struct result r;
-	double ignored;
-	CHECK(src != NULL && dst != NULL);
-	for (uint32_t i = 0; i < shape.items; i++) {
-		src[i] = (int32_t)((i * 7919u) % shape.items);
-		dst[i] = (int32_t)(shape.items - 1 - i);
+	uint32_t window = model->window < tokens ? model->window : tokens;
+	struct part parts[PARTS] = {part_new(driver, model, model->full_layers, tokens, size),
+	                            part_new(driver, model, model->sliding_layers, window, size)};
+	uint64_t bytes = 0, runs = 0;
+	double each = 0;
+	for (int i = 0; i < PARTS; i++) {
+		struct kvs_plan *plan = plan_of(&parts[i], parts[i].pages);
+		bytes += plan->bytes;
+		runs += plan->runs;
+		each += per_run(driver, engine, plan);
+		kvs_plan_free(plan);
 	}
-	memset(&verdict, 0, sizeof(verdict));
-	double began = now_ms();
-	CHECK(kvs_plan_build(p.layout, d.layout, 0, src, shape.items, dst, shape.items, &plan, &verdict), "%s",
-	      verdict.text.s);
-	r.plan_us = (now_ms() - began) * 1e3;
-	r.linear_ms = linear(driver, engine, &p, &d, plan->bytes);
-	r.kernel_ms = planned(engine, plan, KVS_CUDA_METHOD_KERNEL, &r.begin_us);
-	r.copies_ms = planned(engine, plan, KVS_CUDA_METHOD_2D, &ignored);
-	r.per_run_ms = per_run(driver, engine, plan);
-	printf("%-13s %u->%u %6u tokens %6" PRIu64 " B runs %7.1f MB: one copy %8.3f ms, kernel %8.3f ms (%.2f of it), "
-	       "2-D %8.3f ms, per run %9.1f ms (%.0f times the kernel), plan %.0f us, tables %.0f us\n",
-	       model->name, size[0], size[1], tokens, plan->bytes / plan->runs, (double)plan->bytes / 1e6, r.linear_ms,
-	       r.kernel_ms, r.linear_ms / r.kernel_ms, r.copies_ms, r.per_run_ms, r.per_run_ms / r.kernel_ms, r.plan_us,
-	       r.begin_us);
+	double one_copy = linear(driver, engine, &parts[0], bytes);
+	struct times kernel = requests(engine, parts, 0, KVS_CUDA_METHOD_KERNEL);
+	struct times copies = requests(engine, parts, 0, KVS_CUDA_METHOD_2D);
 	printf("{\"model\": \"%s\", \"prefill\": %u, \"decode\": %u, \"tokens\": %u, \"bytes\": %" PRIu64
 	       ", \"runs\": %" PRIu64 ", \"one_copy_ms\": %.4f, \"kernel_ms\": %.4f, \"copies_2d_ms\": %.4f, "
-	       "\"per_run_ms\": %.3f, \"plan_us\": %.1f, \"tables_us\": %.1f}\n",
-	       model->name, size[0], size[1], tokens, plan->bytes, plan->runs, r.linear_ms, r.kernel_ms, r.copies_ms,
-	       r.per_run_ms, r.plan_us, r.begin_us);
-	kvs_plan_free(plan);
-	free(src);
-	free(dst);
-	rank_free(driver, &p);
-	rank_free(driver, &d);
+	       "\"per_run_ms\": %.3f, \"plan_us\": %.2f, \"tables_us\": %.2f, \"launch_us\": %.2f",
+	       model->name, size[0], size[1], tokens, bytes, runs, one_copy, kernel.all, copies.all, each,
+	       kernel.plan * 1e3, kernel.tables * 1e3, kernel.launch * 1e3);
+	if (driver->calls != NULL)
+		printf(", \"calls\": %" PRIu64 "}\n", calls_of(driver, engine, parts));
+	else
+		printf(", \"one_page_us\": %.1f}\n", requests(engine, parts, 1, KVS_CUDA_METHOD_KERNEL).all * 1e3);
+	for (int i = 0; i < PARTS; i++)
+		part_free(driver, &parts[i]);
 }
 
 int bench_main(unsigned tokens)
@@ -146,9 +224,15 @@ int bench_main(unsigned tokens)
 	const struct driver *driver = driver_start(0);
 	struct kvs_cuda_engine engine;
 	struct kvs_text text = {.s = ""};
+	char uuid[KVS_CUDA_UUID_TEXT];
 	struct block block = block_new(driver, 0, KVS_CUDA_LEGACY, 4096, 1);
 	struct kvs_cuda_gpu *gpu = kvs_cuda_gpu_of(driver->cuda, block.address, &text);
 	CHECK(gpu != NULL && kvs_cuda_engine_open(&engine, gpu, &text), "%s", text.s);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	rounds = driver->calls != NULL ? 1 : ROUNDS;
+	kvs_cuda_uuid_text(&gpu->uuid, uuid);
+	printf("{\"driver\": \"%s\", \"version\": %d, \"gpu\": \"%s\"}\n", driver->calls != NULL ? "double" : "real",
+	       driver->cuda->version, uuid);
 	for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
 		for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
 			measure(driver, &engine, &models[m], sizes[s], tokens / 4);

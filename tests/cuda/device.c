@@ -3,12 +3,15 @@
 #include "device.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 #include "../../transport/cuda_wake.h"
 #include "../../transport/staging.h"
 
-#define SPINS 20000000u
+#define SPINS  200
+#define ASK_NS 2000000000u
 
 static struct driver driver;
 
@@ -156,20 +159,35 @@ void block_free(const struct driver *d, struct block *block)
 	block->address = 0;
 }
 
-bool engine_step(struct kvs_cuda_engine *engine, struct kvs_text *text)
+static uint64_t now_ns(void)
 {
-	uint64_t seen = kvs_cuda_wakes();
-	if (!kvs_cuda_engine_launch(engine, text))
-		return false;
-	/* A GPU that has failed does not call: then it is asked. */
+	struct timespec now;
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
+}
+
+bool engine_wait(struct kvs_cuda_engine *engine, struct kvs_text *text)
+{
+	uint64_t seen = engine->wakes, asked = now_ns();
 	while (engine->running) {
-		for (uint32_t spun = 0; kvs_cuda_wakes() == seen && spun < SPINS; spun++)
+		for (int i = 0; i < SPINS && kvs_cuda_wakes() == seen; i++)
 			kvs_pause();
+		/* A GPU that has failed does not call: then it is asked. */
+		if (kvs_cuda_wakes() == seen && now_ns() - asked < ASK_NS) {
+			sched_yield();
+			continue;
+		}
+		seen = kvs_cuda_wakes();
+		asked = now_ns();
 		if (!kvs_cuda_engine_poll(engine, text))
 			return false;
-		seen = kvs_cuda_wakes();
 	}
 	return true;
+}
+
+bool engine_step(struct kvs_cuda_engine *engine, struct kvs_text *text)
+{
+	return kvs_cuda_engine_launch(engine, text) && engine_wait(engine, text);
 }
 
 void device_write(const struct driver *d, uint64_t to, const void *from, size_t size)

@@ -57,6 +57,8 @@ void block_resume(const struct driver *driver, struct block *block);
 
 /* One piece of a direct plan, from its launch to its end. False with text. */
 bool engine_step(struct kvs_cuda_engine *engine, struct kvs_text *text);
+/* Until the piece that was launched has ended. */
+bool engine_wait(struct kvs_cuda_engine *engine, struct kvs_text *text);
 
 void device_write(const struct driver *driver, uint64_t to, const void *from, size_t size);
 void device_read(const struct driver *driver, void *to, uint64_t from, size_t size);
