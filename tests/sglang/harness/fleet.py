@@ -229,6 +229,8 @@ class FleetConfig:
     record_calls: bool = False
     record_messages: bool = False
     fork_first: bool = False
+    prefill_altered: tuple[str, ...] = ()
+    decode_altered: tuple[str, ...] = ()
 
 
 class Fleet:
@@ -281,7 +283,8 @@ class Fleet:
                 calls.append((rank, "setup", {"config": RankConfig(
                     role, place, shape, self.pages, port, config.connector, dict(environment), dtype,
                     config.reserve_only, config.record_calls,
-                    config.record_messages and role == PREFILL, config.fork_first)}))
+                    config.record_messages and role == PREFILL, config.fork_first,
+                    config.prefill_altered if role == PREFILL else config.decode_altered)}))
         self.info = gather(calls)
 
     def __enter__(self) -> Fleet:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional, Sequence
 
+from .alter import alter
 from .context import HOST, Topology, enter, sender_arguments, use_private_mooncake_engine
 from .shapes import CANARY, UNUSED, Shape
 
@@ -40,6 +41,7 @@ class RankConfig:
     record_calls: bool = False
     record_messages: bool = False       # of decodes, as they came
     fork_first: bool = False            # as a fork server does it: import the connector, fork, set the environment
+    altered: tuple[str, ...] = ()       # class (without the connector's name) and method with another signature
 
 
 @dataclass
@@ -108,6 +110,9 @@ class Rank:
         raise RuntimeError("the bootstrap server does not answer")
 
     def setup(self, config: RankConfig) -> dict[str, Any]:
+        if config.altered:
+            class_name, method = config.altered
+            alter(f"sglang.srt.disaggregation.{config.connector}.conn", CLASS_PREFIX[config.connector] + class_name, method)
         if config.fork_first:
             import_connector(config.connector)
             continue_in_child()
