@@ -12,7 +12,7 @@
 #include "support/agent_fleet.h"
 #include "transport/rdma.h"
 
-#define REPEAT 5
+#define REPEAT 4
 #define PAIRS  16 /* of ranks in a request */
 
 static void need(const char *what)
