@@ -38,6 +38,6 @@ struct test {
 	void (*run)(void);
 };
 
-extern const struct test memory_tests[], engine_tests[], transfer_tests[], failure_tests[];
+extern const struct test memory_tests[], engine_tests[], transfer_tests[], failure_tests[], rdma_tests[];
 
 #endif

@@ -9,7 +9,7 @@
 #include "check.h"
 #include "peer.h"
 
-static const struct test *const suites[] = {memory_tests, engine_tests, transfer_tests, failure_tests};
+static const struct test *const suites[] = {memory_tests, engine_tests, transfer_tests, failure_tests, rdma_tests};
 
 static int passed, failed, skipped;
 
