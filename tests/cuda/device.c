@@ -11,7 +11,7 @@
 #include "../../transport/staging.h"
 
 #define SPINS  200
-#define ASK_NS 2000000000u
+#define ASK_NS 30000000000u
 
 static struct driver driver;
 

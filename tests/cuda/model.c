@@ -144,3 +144,22 @@ uint64_t rank_verify(const struct driver *driver, const struct rank *rank, const
 	free(expected);
 	return wrong;
 }
+
+uint64_t rank_stray(const struct driver *driver, const struct rank *rank, const int32_t *dst,
+                    const uint32_t counts[COMPONENTS])
+{
+	uint8_t *bytes = malloc(rank->size);
+	uint64_t stray = 0;
+	CHECK(bytes != NULL);
+	device_read(driver, bytes, rank->block.address, rank->size);
+	for (uint32_t n = 0; n < tensors(rank); n++) {
+		const struct kvs_tensor *tensor = tensor_of(rank, n);
+		uint8_t *first = bytes + (tensor->address - rank->block.address);
+		for (uint32_t i = 0; i < counts[n / (2 * rank->shape.layers)]; i++)
+			memset(first + (uint64_t)dst[i] * tensor->item_len, CANARY, tensor->item_len);
+	}
+	for (size_t i = 0; i < rank->size; i++)
+		stray += bytes[i] != CANARY;
+	free(bytes);
+	return stray;
+}

@@ -45,4 +45,8 @@ void rank_blank(const struct driver *driver, const struct rank *rank);
 uint64_t rank_verify(const struct driver *driver, const struct rank *rank, const int32_t *src, const int32_t *dst,
                      const uint32_t counts[COMPONENTS]);
 
+/* Bytes outside these items of each listed component that are no canary. */
+uint64_t rank_stray(const struct driver *driver, const struct rank *rank, const int32_t *dst,
+                    const uint32_t counts[COMPONENTS]);
+
 #endif

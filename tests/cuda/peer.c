@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "peer.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -100,6 +101,66 @@ static bool setup(const struct driver *driver, const struct message *m, struct k
 	return true;
 }
 
+static bool pull(const struct message *m, uint32_t rank, struct kvs_text *text)
+{
+	struct kvs_pull pull = {.endpoint = endpoints[rank],
+	                        .peer = m->peer,
+	                        .room = m->room,
+	                        .generation = m->generation,
+	                        .chunk = m->chunk,
+	                        .component = m->component,
+	                        .src_items = m->src,
+	                        .src_count = m->count,
+	                        .dst_items = m->dst,
+	                        .dst_count = m->count};
+	return kvs_pull(&pull, text);
+}
+
+struct puller {
+	pthread_t thread;
+	const struct message *message;
+	uint32_t rank;
+	bool ok;
+	struct kvs_text text;
+};
+
+static void *puller_main(void *argument)
+{
+	struct puller *puller = argument;
+	puller->ok = pull(puller->message, puller->rank, &puller->text);
+	return NULL;
+}
+
+static bool pull_replaced(const struct driver *driver, const struct message *m, struct kvs_text *text)
+{
+	struct puller puller = {.message = m, .rank = m->rank};
+	CHECK(pthread_create(&puller.thread, NULL, puller_main, &puller) == 0);
+	usleep((useconds_t)m->number);
+	block_pause(driver, &ranks[m->rank].block);
+	block_resume(driver, &ranks[m->rank].block);
+	rank_fill(driver, &ranks[m->rank]);
+	CHECK(pthread_join(puller.thread, NULL) == 0);
+	*text = puller.text;
+	return puller.ok;
+}
+
+static bool pull_all(const struct message *m, struct kvs_text *text)
+{
+	struct puller pullers[RANKS];
+	bool ok = true;
+	for (uint32_t r = 0; r < rank_count; r++) {
+		pullers[r] = (struct puller){.message = m, .rank = r};
+		CHECK(pthread_create(&pullers[r].thread, NULL, puller_main, &pullers[r]) == 0);
+	}
+	for (uint32_t r = 0; r < rank_count; r++) {
+		CHECK(pthread_join(pullers[r].thread, NULL) == 0);
+		if (ok && !pullers[r].ok)
+			*text = pullers[r].text;
+		ok = ok && pullers[r].ok;
+	}
+	return ok;
+}
+
 static bool obey(const struct driver *driver, const struct message *m, uint64_t *number_p, struct kvs_text *text)
 {
 	void *graph = NULL;
@@ -109,19 +170,12 @@ static bool obey(const struct driver *driver, const struct message *m, uint64_t 
 	case ORDER_PEER:
 		*number_p = kvs_peer_add(m->record, m->record_size, text);
 		return *number_p != 0;
-	case ORDER_PULL: {
-		struct kvs_pull pull = {.endpoint = endpoints[m->rank],
-		                        .peer = m->peer,
-		                        .room = m->room,
-		                        .generation = m->generation,
-		                        .chunk = m->chunk,
-		                        .component = m->component,
-		                        .src_items = m->src,
-		                        .src_count = m->count,
-		                        .dst_items = m->dst,
-		                        .dst_count = m->count};
-		return kvs_pull(&pull, text);
-	}
+	case ORDER_PULL:
+		return pull(m, m->rank, text);
+	case ORDER_PULL_REPLACED:
+		return pull_replaced(driver, m, text);
+	case ORDER_PULL_ALL:
+		return pull_all(m, text);
 	case ORDER_PAUSE:
 		block_pause(driver, &ranks[m->rank].block);
 		return true;

@@ -12,16 +12,18 @@ enum order {
 	ORDER_SETUP, /* allocate, fill, register */
 	ORDER_PEER,  /* a decode's record; number: its id */
 	ORDER_PULL,
-	ORDER_PAUSE,   /* give the pages of a rank back */
-	ORDER_RESUME,  /* new pages at the same addresses, filled */
-	ORDER_FREE,    /* free the pages for good */
-	ORDER_LIVE,    /* text: a kind; number: how many */
-	ORDER_CALLS,   /* text: a function; number: how often it was called */
-	ORDER_FAULT,   /* text: a list for the double */
-	ORDER_WRITES,  /* number: words written to the rank's memory by kernels of any process that counts here */
-	ORDER_CANCEL,  /* a room */
-	ORDER_FORGET,  /* a room */
-	ORDER_CAPTURE, /* begin (number 1) or end a global capture; number: its result */
+	ORDER_PULL_ALL,      /* every rank at once, each from a thread of its own; the first answer that is not ok */
+	ORDER_PULL_REPLACED, /* a pull, and after number us the rank gets other pages */
+	ORDER_PAUSE,         /* give the pages of a rank back */
+	ORDER_RESUME,        /* new pages at the same addresses, filled */
+	ORDER_FREE,          /* free the pages for good */
+	ORDER_LIVE,          /* text: a kind; number: how many */
+	ORDER_CALLS,         /* text: a function; number: how often it was called */
+	ORDER_FAULT,         /* text: a list for the double */
+	ORDER_WRITES,        /* number: words written to the rank's memory by kernels of any process that counts here */
+	ORDER_CANCEL,        /* a room */
+	ORDER_FORGET,        /* a room */
+	ORDER_CAPTURE,       /* begin (number 1) or end a global capture; number: its result */
 };
 
 struct message {

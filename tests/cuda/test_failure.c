@@ -2,6 +2,7 @@
 /* What goes wrong: memory that is paused, replaced or freed, calls that fail, peers that die, rooms that are closed. */
 #include <inttypes.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,6 +38,12 @@ static void good_room(uint64_t number)
 	uint64_t wrong = room_verify(&w, &room, true);
 	CHECK(wrong == 0, "%" PRIu64 " bytes are wrong", wrong);
 	room_end(&w, &room, true);
+}
+
+static double cpu(const struct rusage *usage)
+{
+	return (double)(usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) +
+	       (double)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) / 1e6;
 }
 
 static void wait_for(const char *kind, int count)
@@ -168,6 +175,73 @@ static void destination_replaced_in_flight(void)
 	w.driver->delay(0);
 	room_end(&w, &room, false);
 	good_room(3);
+	world_free(&w);
+}
+
+/*
+ * The source's pages are replaced while they are being read: its owner notices, although the decode reported the copy
+ * done, and the room fails on both sides. Nothing outside its items was written, the mapping is let go, and the pages
+ * that were given back are not kept by it.
+ */
+static void source_replaced_in_flight(void)
+{
+	struct setting setting = setting_of(KVS_CUDA_VMM, KVS_CUDA_LEGACY, "cuda_ipc");
+	need_double(driver_start(0));
+	world_new(&w, &setting);
+	good_room(1);
+	struct room room = room_new(&w, 2, 0, 20);
+	struct message m = room_pull(&w, &room, 0, 0);
+	m.order = ORDER_PULL_REPLACED;
+	m.number = 100000; /* us until it is */
+	w.driver->delay(200000);
+	struct answer answer = peer_do(&w.peer, &m);
+	CHECK(!answer.ok && strstr(answer.text, "replaced") != NULL, "%s", answer.text);
+	w.driver->delay(0);
+	struct kvs_text text = {.s = ""};
+	double until = seconds() + 2;
+	while (kvs_room_state(w.endpoints[0], 2, &text) != KVS_ROOM_FAILED && seconds() < until)
+		usleep(1000);
+	CHECK(kvs_room_state(w.endpoints[0], 2, &text) == KVS_ROOM_FAILED, "%s", text.s);
+	CHECK(rank_stray(w.driver, &w.ranks[0], room.dst, room.counts) == 0, "bytes outside the room's items");
+	room_end(&w, &room, false);
+	wait_for("mappings", 0);
+	CHECK(w.driver->live("handles") == 0 && world_do(&w, ORDER_LIVE, 0, "handles").number == 0);
+	good_room(3);
+	world_free(&w);
+}
+
+/*
+ * Two prefill ranks at once: each link has its own stream, the agent waits for neither, and uses hardly any time of a
+ * CPU while the GPU is at work.
+ */
+static void two_at_once(void)
+{
+	struct setting setting = setting_of(KVS_CUDA_LEGACY, KVS_CUDA_LEGACY, "cuda_ipc");
+	struct rusage before, after;
+	need_double(driver_start(0));
+	world_new(&w, &setting);
+	good_room(1);
+	struct room room = room_new(&w, 2, 0, 20);
+	struct message m = room_pull(&w, &room, 0, 0);
+	m.order = ORDER_PULL_ALL;
+	w.driver->delay(300000); /* before the tables, and before the kernel */
+	double began = seconds();
+	CHECK(getrusage(RUSAGE_SELF, &before) == 0);
+	struct answer answer = peer_do(&w.peer, &m);
+	CHECK(getrusage(RUSAGE_SELF, &after) == 0);
+	double took = seconds() - began, used = cpu(&after) - cpu(&before);
+	w.driver->delay(0);
+	CHECK(answer.ok, "%s", answer.text);
+	CHECK(took < 1.1, "two pulls of 0.6 s took %.2f s", took);
+	CHECK(used < 0.2, "%.3f s of a CPU", used);
+	printf("       two pulls of 0.60 s took %.2f s, and %.3f s of a CPU\n", took, used);
+	for (uint32_t r = 0; r < 2; r++) {
+		m = room_pull(&w, &room, r, 1);
+		answer = peer_do(&w.peer, &m);
+		CHECK(answer.ok, "%s", answer.text);
+	}
+	CHECK(room_verify(&w, &room, true) == 0);
+	room_end(&w, &room, true);
 	world_free(&w);
 }
 
@@ -322,6 +396,8 @@ const struct test failure_tests[] = {{"failure.source resumed", source_resumed},
                                      {"failure.idle mappings", idle_mappings},
                                      {"failure.destination replaced", destination_replaced},
                                      {"failure.destination replaced in flight", destination_replaced_in_flight},
+                                     {"failure.source replaced in flight", source_replaced_in_flight},
+                                     {"failure.two at once", two_at_once},
                                      {"failure.closed in flight", closed_in_flight},
                                      {"failure.calls at the decode", faults_at_decode},
                                      {"failure.calls at the prefill", faults_at_prefill},

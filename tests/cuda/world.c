@@ -57,7 +57,7 @@ void world_new(struct world *w, const struct setting *setting)
 
 void world_check_empty(const struct world *w)
 {
-	static const char *const kinds[] = {"ipc", "handles", "streams", "events", "modules", "host"};
+	static const char *const kinds[] = {"ipc", "handles", "streams", "events", "modules", "host", "pushed"};
 	if (w->driver->live == NULL)
 		return;
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)

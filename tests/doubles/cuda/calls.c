@@ -143,7 +143,8 @@ EXPORT int kvs_double_cuda_live(const char *kind)
 		const char *kind;
 		int (*count)(void);
 	} simple[] = {{"handles", live_handles}, {"reservations", live_reservations}, {"streams", live_streams},
-	              {"events", live_events},   {"modules", live_modules},           {"retained", live_retained}};
+	              {"events", live_events},   {"modules", live_modules},           {"retained", live_retained},
+	              {"pushed", live_pushed}};
 	for (size_t i = 0; i < sizeof(simple) / sizeof(simple[0]); i++) {
 		if (strcmp(kind, simple[i].kind) == 0)
 			return simple[i].count();

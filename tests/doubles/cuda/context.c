@@ -17,6 +17,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static __thread struct CUctx_st *stack[DEPTH];
 static __thread int depth;
+static _Atomic int pushed;
 
 static void find_devices(void)
 {
@@ -80,6 +81,11 @@ struct CUctx_st *primary(int device)
 	primaries[device].device = device;
 	primaries[device].primary = true;
 	return &primaries[device];
+}
+
+int live_pushed(void)
+{
+	return pushed;
 }
 
 int live_retained(void)
@@ -206,6 +212,7 @@ EXPORT unsigned cuCtxPushCurrent_v2(struct CUctx_st *context)
 	if (context == NULL || !context->active || depth == DEPTH)
 		return INVALID_CONTEXT;
 	stack[depth++] = context;
+	pushed++;
 	return OK;
 }
 
@@ -216,6 +223,7 @@ EXPORT unsigned cuCtxPopCurrent_v2(struct CUctx_st **context_p)
 	if (depth == 0)
 		return INVALID_CONTEXT;
 	*context_p = stack[--depth];
+	pushed--;
 	return OK;
 }
 

@@ -33,7 +33,8 @@
 
 /*
  * Kinds of live: "allocations", "host", "handles" (references that this process holds), "mappings", "reservations",
- * "ipc" (opened handles, each counted once), "streams", "events", "modules", "retained" (primary contexts).
+ * "ipc" (opened handles, each counted once), "streams", "events", "modules", "retained" (primary contexts), "pushed"
+ * (contexts that a thread pushed and has not popped).
  */
 
 #define X(name, type, parameters) type kvs_double_cuda_##name parameters;

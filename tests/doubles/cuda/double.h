@@ -213,5 +213,6 @@ int live_streams(void);
 int live_events(void);
 int live_modules(void);
 int live_retained(void);
+int live_pushed(void);
 
 #endif
