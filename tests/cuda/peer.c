@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include "peer.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -12,7 +14,35 @@
 
 #include "../../transport/log.h"
 
-struct peer peer_start(const char *extra)
+static void map_ids(const char *file, unsigned id)
+{
+	char line[32];
+	(void)snprintf(line, sizeof(line), "%u %u 1", id, id);
+	int fd = open(file, O_WRONLY | O_CLOEXEC);
+	if (fd >= 0 && write(fd, line, strlen(line)) < 0)
+		fprintf(stderr, "%s: %m\n", file);
+	if (fd >= 0)
+		close(fd);
+}
+
+void enter_namespace(void)
+{
+	unsigned user = getuid();
+	int status = 0;
+	if (unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0)
+		SKIP("no pid namespace of our own: unshare: %m");
+	map_ids("/proc/self/uid_map", user);
+	pid_t pid = fork();
+	CHECK(pid >= 0, "fork: %m");
+	if (pid == 0) {
+		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+		return;
+	}
+	(void)waitpid(pid, &status, 0);
+	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+}
+
+struct peer peer_start(const char *extra, bool apart)
 {
 	int fds[2];
 	char number[16];
@@ -20,6 +50,8 @@ struct peer peer_start(const char *extra)
 	struct peer peer = {.fd = fds[0], .pid = fork()};
 	if (peer.pid == 0) {
 		close(fds[0]);
+		if (apart)
+			enter_namespace();
 		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (extra != NULL)
 			(void)putenv(strdup(extra));
@@ -62,6 +94,8 @@ void peer_stop(struct peer *peer)
 {
 	int status = 0;
 	close(peer->fd);
+	if (peer->pid == 0)
+		return;
 	CHECK(waitpid(peer->pid, &status, 0) == peer->pid);
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the prefill ended with %x", (unsigned)status);
 }

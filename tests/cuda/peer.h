@@ -58,11 +58,18 @@ struct answer {
 
 struct peer {
 	int fd;
-	int pid;
+	int pid; /* 0: not our child */
 };
 
-/* Start one; extra: NAME=VALUE for its environment, or NULL. */
-struct peer peer_start(const char *extra);
+/* Start one; extra: NAME=VALUE for its environment, or NULL; apart: as process 1 of a pid namespace of its own. */
+struct peer peer_start(const char *extra, bool apart);
+
+/*
+ * Go on as process 1 of a new pid (and user) namespace; what called it waits for that process and ends with its status.
+ * Skips the case where the kernel does not permit it.
+ */
+void enter_namespace(void);
+
 struct answer peer_do(struct peer *peer, const struct message *message);
 /* Send without waiting for the answer; peer_wait gets it. */
 void peer_send(struct peer *peer, const struct message *message);

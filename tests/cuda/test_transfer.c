@@ -175,6 +175,44 @@ static void own_device_only(void)
 	run(&setting, "is not visible to this process");
 }
 
+/*
+ * Report C9: two containers, in each of which the server is process 1. They are not taken for one process; a legacy
+ * handle is refused by the driver, which is said with the remedy, and the next transport carries the pools.
+ */
+static void same_pid(void)
+{
+	struct setting setting = {.shape = usual,
+	                          .p_size = 2,
+	                          .d_size = 1,
+	                          .p_kind = KVS_CUDA_LEGACY,
+	                          .d_kind = KVS_CUDA_LEGACY,
+	                          .parts = 1,
+	                          .transports = "cuda_ipc,host,tcp",
+	                          .apart = true};
+	static struct world w;
+	need_double(driver_start(0));
+	world_new(&w, &setting);
+	CHECK(getpid() == 1, "process %d", (int)getpid());
+	all_rooms(&w, "route: host, then tcp (passed over: cuda_ipc: cuIpcOpenMemHandle: CUDA_ERROR_INVALID_CONTEXT");
+	CHECK(strstr(w.log, "different pid namespaces") != NULL, "%s", w.log);
+	world_free(&w);
+}
+
+/* Descriptors need no common namespace. */
+static void same_pid_mapped(void)
+{
+	struct setting setting = {.shape = usual,
+	                          .p_size = 2,
+	                          .d_size = 1,
+	                          .p_kind = KVS_CUDA_VMM,
+	                          .d_kind = KVS_CUDA_LEGACY,
+	                          .parts = 1,
+	                          .transports = "cuda_ipc",
+	                          .apart = true};
+	need_double(driver_start(0));
+	run(&setting, "route: cuda_ipc");
+}
+
 /* The same GPU under another number is found by its UUID. */
 static void renumbered(void)
 {
@@ -270,6 +308,8 @@ const struct test transfer_tests[] = {{"transfer.legacy", legacy},
                                       {"transfer.two devices", two_devices},
                                       {"transfer.no peer access", no_peer_access},
                                       {"transfer.own device only", own_device_only},
+                                      {"transfer.same pid, two namespaces", same_pid},
+                                      {"transfer.same pid, mapped memory", same_pid_mapped},
                                       {"transfer.renumbered device", renumbered},
                                       {"transfer.opened once", opened_once},
                                       {"transfer.without read-only", without_readonly},

@@ -21,7 +21,11 @@ void world_new(struct world *w, const struct setting *setting)
 	struct kvs_text text = {.s = ""};
 	memset(w, 0, sizeof(*w));
 	w->setting = *setting;
-	w->peer = peer_start(setting->environment);
+	w->peer = peer_start(setting->environment, setting->apart);
+	if (setting->apart) {
+		enter_namespace();
+		w->peer.pid = 0;
+	}
 	w->driver = driver_start(setting->d_device);
 	logged = w;
 	kvs_log_set_sink(keep_log, KVS_LOG_DEBUG);

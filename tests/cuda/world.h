@@ -16,6 +16,7 @@ struct setting {
 	const char *transports;
 	const char *environment; /* of the prefill */
 	uint32_t timeout_ms;
+	bool apart; /* each side is process 1 of a pid namespace of its own */
 };
 
 struct world {
