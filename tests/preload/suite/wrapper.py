@@ -102,7 +102,7 @@ def wrong_use(context: Context) -> None:
     refused(kvsplice(context, "run"), 2, "nothing to run")
     equal(2, context.run([KVSPLICE]).status, "no command")
     equal(2, context.run([KVSPLICE, "walk"]).status, "an unknown command")
-    for words in (["--help"], ["run", "--help"], ["options", "--help"]):
+    for words in (["--help"], ["run", "--help"], ["options", "--help"], ["ps", "--help"]):
         result = context.run([KVSPLICE, *words])
         true(result.status == 0 and "usage: kvsplice" in result.out, result.show())
 
@@ -124,6 +124,41 @@ def odd_places(context: Context) -> None:
     made = temporary / f"kvsplice-{os.getuid()}"
     made.chmod(0o777)
     refused(kvsplice(context, "run", "--", "true", library=context.folder / "with space" / "libkvsplice.so", TMPDIR=str(temporary)), 2, "only you can write")
+
+
+FAMILY = """
+import os, subprocess, sys
+SLEEP = [sys.executable, "-c", "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()", "a(b) c"]
+def start(value):
+    # Through a shell, which stays between the two.
+    child = subprocess.Popen(["sh", "-c", '"$@"; exit $?', "sh", *SLEEP], env={**os.environ, "LD_PRELOAD": value}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return child, child.stdout.readline().strip().decode()
+children = [start(value) for value in sys.argv[3:]]
+print(os.getpid(), *(number for _, number in children), flush=True)
+print(subprocess.run([sys.argv[1], sys.argv[2], "--width", "30"], stdout=subprocess.PIPE, universal_newlines=True).stdout)
+for child, _ in children:
+    child.communicate()
+"""
+
+
+@check
+def processes(context: Context) -> None:
+    """ps: processes with the library, and a child that was started without, with the list that it had"""
+    kept = ":".join([*context.before, "/nonexistent/other.so", str(context.library)])
+    script = context.write("family.py", FAMILY)
+    for dropped, told in (("/nonexistent/other.so", "/nonexistent/other.so"), ("", "(empty)")):
+        result = context.run([program("python3"), script, KVSPLICE, "ps", kept, dropped], [context.library])
+        numbers, head, *rows = result.out.splitlines()
+        parent, good, bad = numbers.split()
+        equal(["PID", "PARENT", "LIBRARY", "COMMAND"], head.split(), result.show())
+        found = {row.split()[0]: row.split() for row in rows if row.split()[:1] and row.split()[0].isdigit()}
+        equal("yes", found[parent][2], result.show())
+        equal("yes", found[good][2], result.show())
+        equal("NO", found[bad][2], result.show())
+        row = next(number for number, line in enumerate(rows) if line.split()[:1] == [bad])
+        equal(f"started with LD_PRELOAD={told}: keep libkvsplice.so in that list", rows[row + 1].strip(), result.show())
+    alone = context.run([KVSPLICE, "ps"])
+    true(alone.status in (0, 1) and "Traceback" not in alone.err, alone.show())
 
 
 @check
