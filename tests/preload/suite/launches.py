@@ -171,6 +171,46 @@ def others_started(context: Context) -> None:
         equal("", python(context, head + dropping, **options).err, str(options))
 
 
+SENSELESS = """
+import kvs_fixture, os, sys
+class Odd(dict):
+    def __missing__(self, key):
+        raise RuntimeError("asked")
+class Same:
+    def __hash__(self):
+        return hash("LD_PRELOAD")
+    def __eq__(self, other):
+        raise RuntimeError("compared")
+given = [(), (1,), (None, None, None, None), (b"LD_PRELOAD",), ("LD_PRELOAD", 5), (b"LD_PRELOAD", "\\udc80"), (b"\\xff", b"\\xff"),
+         (object(), [], "x", {1: 2}), ("python", [], None, 7), ("python", [], None, {"LD_PRELOAD": 7}), ("python", [], None, {Same(): "x"}),
+         ("python", [], {"LD_PRELOAD": None}, "text"), ("\\udc80", [], {}, {}), (b"/bin/true", [], {}, {}), ("python", [], {b"LD_PRELOAD": b"\\xff"})]
+full = {**os.environ}
+def calls(count):
+    for _ in range(count):
+        sys.audit("subprocess.Popen", "python", ["x"], None, full)
+        sys.audit("subprocess.Popen", sys.executable, ["x"], None, os.environ)
+        sys.audit("os.posix_spawn", "python", ["x"], Odd(LD_PRELOAD=full["LD_PRELOAD"]))
+        sys.audit("os.putenv", b"LD_PRELOAD", full["LD_PRELOAD"])
+        sys.audit("os.putenv", b"OTHER", b"x")
+calls(100)
+before = sys.getallocatedblocks()
+calls(5000)
+print(abs(sys.getallocatedblocks() - before) < 50)
+for event in ("os.putenv", "os.unsetenv", "os.exec", "os.posix_spawn", "subprocess.Popen", "os.", "subprocess.", "o", "s", "os"):
+    for arguments in given:
+        sys.audit(event, *arguments)
+"""
+
+
+@every_hookable_python
+def senseless_events(context: Context, interpreter: str) -> None:
+    """events with arguments that make no sense, or refuse to be looked at, harm nobody, and none leaves an object behind"""
+    lay(context)
+    for options in ((), ("-X", "dev")):
+        result = python(context, SENSELESS, interpreter, options=options)
+        true(result.status == 0 and result.out == "True\n" and all(map(WARNING.fullmatch, result.err.splitlines())), result.show())
+
+
 @check
 def listed_elsewhere(context: Context) -> None:
     """a library that came by another way than the variable is not missed in it"""
