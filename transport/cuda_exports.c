@@ -108,13 +108,13 @@ static bool get_allocations(struct kvs_reader *reader, struct kvs_cuda_exports *
 	for (uint32_t i = 0; i < exports->count; i++) {
 		struct kvs_cuda_export *now = &exports->allocations[i];
 		uint32_t kind = kvs_get_u32(reader);
-		now->kind = kind == KVS_CUDA_VMM ? KVS_CUDA_VMM : KVS_CUDA_LEGACY;
+		bool known = kind == KVS_CUDA_LEGACY || kind == KVS_CUDA_VMM || kind == KVS_CUDA_FABRIC;
+		now->kind = known ? (enum kvs_cuda_kind)kind : KVS_CUDA_LEGACY;
 		now->extent = kvs_get_u32(reader);
 		now->size = kvs_get_u64(reader);
 		kvs_get_bytes(reader, now->handle.bytes, KVS_CU_IPC_HANDLE_SIZE);
 		bool follows = i > 0 && now->extent == now[-1].extent;
-		bool known = kind == KVS_CUDA_VMM || kind == KVS_CUDA_LEGACY;
-		bool joins = !follows || (now->kind == KVS_CUDA_VMM && now[-1].kind == KVS_CUDA_VMM);
+		bool joins = !follows || (kvs_cuda_kind_mapped(now->kind) && kvs_cuda_kind_mapped(now[-1].kind));
 		if (!known || !joins || now->size == 0 || (!follows && now->extent != exports->extent_count)) {
 			kvs_text_set(text,
 			             "allocation %u of the offer (kind %u, extent %u, %" PRIu64
@@ -202,27 +202,33 @@ struct kvs_cuda_exports *kvs_cuda_exports_get(const void *data, size_t size, con
 	return NULL;
 }
 
-int kvs_cuda_export_fd(struct kvs_cuda_memory *memory, uint32_t index, struct kvs_text *text)
+bool kvs_cuda_export(struct kvs_cuda_memory *memory, uint32_t index, struct kvs_cuda_shareable *shareable_p,
+                     struct kvs_text *text)
 {
 	struct kvs_cuda_scope scope;
 	kvs_cu_handle handle = 0;
-	int fd = -1;
+	bool ok = false;
+	memset(shareable_p, 0, sizeof(*shareable_p));
+	shareable_p->fd = -1;
 	pthread_mutex_lock(&memory->lock);
 	const struct kvs_cuda *cuda = memory->gpu->cuda;
 	const struct kvs_cuda_allocation *allocation = index < memory->count ? &memory->allocations[index] : NULL;
-	if (allocation == NULL || allocation->kind != KVS_CUDA_VMM) {
-		kvs_text_set(text, "allocation %u is none that is passed as a descriptor", index);
+	if (allocation == NULL || !kvs_cuda_kind_mapped(allocation->kind)) {
+		kvs_text_set(text, "allocation %u is none that is passed when it is needed", index);
 	} else if (kvs_cuda_enter(&scope, cuda, memory->gpu->context, text)) {
 		void *address = (void *)(uintptr_t)allocation->base;
+		bool by_fd = allocation->kind == KVS_CUDA_VMM;
 		if (kvs_cuda_allocation_same(memory, allocation, text) &&
 		    kvs_cuda_call(cuda, text, MemRetainAllocationHandle, &handle, address)) {
-			if (!kvs_cuda_call(cuda, text, MemExportToShareableHandle, &fd, handle, KVS_CU_HANDLE_POSIX_FD,
-			                   0))
-				fd = -1;
+			ok = kvs_cuda_call(cuda, text, MemExportToShareableHandle,
+			                   by_fd ? (void *)&shareable_p->fd : (void *)&shareable_p->fabric, handle,
+			                   by_fd ? KVS_CU_HANDLE_POSIX_FD : KVS_CU_HANDLE_FABRIC, 0);
 			(void)cuda->MemRelease(handle);
 		}
 		kvs_cuda_leave(&scope);
 	}
+	if (!ok)
+		shareable_p->fd = -1;
 	pthread_mutex_unlock(&memory->lock);
-	return fd;
+	return ok;
 }

@@ -2,7 +2,8 @@
 /*
  * What a prefill offers of its device memory in the handshake: allocations with their sizes and, for legacy ones, their
  * IPC handles, and where in them each tensor lies. Addresses stay at home; a pull names items, nothing else. Mapped
- * memory is handed over later, as descriptors and only when it is needed, because every mapping of it keeps it alive.
+ * memory is handed over later, as descriptors or, where its owner allows none, as fabric handles, and only when it is
+ * needed, because every mapping of it keeps it alive.
  */
 #ifndef KVS_TRANSPORT_CUDA_EXPORTS_H
 #define KVS_TRANSPORT_CUDA_EXPORTS_H
@@ -11,7 +12,7 @@
 #include "wire.h"
 
 struct kvs_cuda_export {
-	enum kvs_cuda_kind kind; /* LEGACY or VMM */
+	enum kvs_cuda_kind kind; /* LEGACY, VMM or FABRIC */
 	uint32_t extent;
 	uint64_t size;
 	uint64_t offset;                 /* in the extent */
@@ -47,7 +48,15 @@ struct kvs_cuda_exports *kvs_cuda_exports_get(const void *data, size_t size, con
 /* NULL is accepted. */
 void kvs_cuda_exports_free(struct kvs_cuda_exports *exports);
 
-/* A descriptor of one of the prefill's mapped allocations, for the caller to close; -1 with text. Any thread. */
-int kvs_cuda_export_fd(struct kvs_cuda_memory *memory, uint32_t index, struct kvs_text *text);
+/* What another process maps an allocation from. */
+struct kvs_cuda_shareable {
+	int fd;                             /* VMM; -1: none */
+	struct kvs_cu_fabric_handle fabric; /* FABRIC */
+};
+
+/* That of one of the prefill's mapped allocations; the descriptor is the caller's to close. False with text. Any
+ * thread. */
+bool kvs_cuda_export(struct kvs_cuda_memory *memory, uint32_t index, struct kvs_cuda_shareable *shareable_p,
+                     struct kvs_text *text);
 
 #endif

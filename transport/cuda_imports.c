@@ -173,7 +173,7 @@ void kvs_cuda_imports_free(struct kvs_cuda_imports *imports)
 			bool last = i + 1 == exports->count || exports->allocations[i + 1].extent != allocation->extent;
 			uint64_t extent = imports->extents[allocation->extent];
 			unmap(imports, i);
-			if (allocation->kind == KVS_CUDA_VMM && last && extent != 0)
+			if (kvs_cuda_kind_mapped(allocation->kind) && last && extent != 0)
 				(void)imports->gpu->cuda->MemAddressFree(extent,
 				                                         exports->extent_sizes[allocation->extent]);
 		}
@@ -237,14 +237,20 @@ uint32_t kvs_cuda_imports_missing(struct kvs_cuda_imports *imports, const struct
 	return count;
 }
 
-bool kvs_cuda_imports_map(struct kvs_cuda_imports *imports, uint32_t index, int fd, struct kvs_text *text)
+bool kvs_cuda_imports_by_fd(const struct kvs_cuda_imports *imports, uint32_t index)
+{
+	return index < imports->exports->count && imports->exports->allocations[index].kind == KVS_CUDA_VMM;
+}
+
+bool kvs_cuda_imports_map(struct kvs_cuda_imports *imports, uint32_t index, const struct kvs_cuda_shareable *shareable,
+                          struct kvs_text *text)
 {
 	const struct kvs_cuda *cuda = imports->gpu->cuda;
 	const struct kvs_cuda_exports *exports = imports->exports;
 	struct kvs_cuda_scope scope;
 	kvs_cu_handle handle = 0;
-	if (index >= exports->count || exports->allocations[index].kind != KVS_CUDA_VMM) {
-		kvs_text_set(text, "a descriptor for allocation %u, which takes none", index);
+	if (index >= exports->count || !kvs_cuda_kind_mapped(exports->allocations[index].kind)) {
+		kvs_text_set(text, "a descriptor or handle for allocation %u, which takes none", index);
 		return false;
 	}
 	const struct kvs_cuda_export *allocation = &exports->allocations[index];
@@ -259,8 +265,11 @@ bool kvs_cuda_imports_map(struct kvs_cuda_imports *imports, uint32_t index, int 
 	if (reserved != 0)
 		*extent = reserved;
 	uint64_t base = *extent + allocation->offset;
-	ok = ok && kvs_cuda_call(cuda, text, MemImportFromShareableHandle, &handle, (void *)(intptr_t)fd,
-	                         KVS_CU_HANDLE_POSIX_FD);
+	bool by_fd = allocation->kind == KVS_CUDA_VMM;
+	struct kvs_cu_fabric_handle fabric = shareable->fabric;
+	ok = ok && kvs_cuda_call(cuda, text, MemImportFromShareableHandle, &handle,
+	                         by_fd ? (void *)(intptr_t)shareable->fd : (void *)&fabric,
+	                         by_fd ? KVS_CU_HANDLE_POSIX_FD : KVS_CU_HANDLE_FABRIC);
 	if (ok) {
 		ok = kvs_cuda_call(cuda, text, MemMap, base, allocation->size, 0, handle, 0);
 		(void)cuda->MemRelease(handle); /* the mapping keeps it */
@@ -303,7 +312,7 @@ int kvs_cuda_imports_expire(struct kvs_cuda_imports *imports, uint64_t now_ns)
 		return -1;
 	for (uint32_t i = 0; i < imports->exports->count; i++) {
 		struct kvs_cuda_import *import = &imports->allocations[i];
-		if (import->base == 0 || imports->exports->allocations[i].kind != KVS_CUDA_VMM)
+		if (import->base == 0 || !kvs_cuda_kind_mapped(imports->exports->allocations[i].kind))
 			continue;
 		uint64_t due = import->used_ns + KVS_CUDA_IDLE_NS;
 		if (due <= now_ns)

@@ -24,7 +24,7 @@ struct kvs_cuda_imports {
 	struct kvs_cuda_gpu *gpu;         /* ours: where it is mapped; a reference */
 	struct kvs_cuda_import *allocations;
 	uint64_t *extents; /* base of each; 0: nothing of it was mapped yet */
-	uint32_t mapped;   /* VMM allocations that are */
+	uint32_t mapped;   /* allocations of the mapped kinds that are */
 };
 
 /*
@@ -44,8 +44,12 @@ void kvs_cuda_imports_free(struct kvs_cuda_imports *imports);
 uint32_t kvs_cuda_imports_missing(struct kvs_cuda_imports *imports, const struct kvs_plan *plan, uint32_t component,
                                   uint64_t now_ns, uint32_t *list_p, uint32_t limit);
 
-/* Map an allocation from its descriptor, which stays the caller's. False with text. */
-bool kvs_cuda_imports_map(struct kvs_cuda_imports *imports, uint32_t index, int fd, struct kvs_text *text);
+/* Is this allocation passed as a descriptor? False for any other, and for an index that there is not. */
+bool kvs_cuda_imports_by_fd(const struct kvs_cuda_imports *imports, uint32_t index);
+
+/* Map an allocation from what it was passed as, which stays the caller's. False with text. */
+bool kvs_cuda_imports_map(struct kvs_cuda_imports *imports, uint32_t index, const struct kvs_cuda_shareable *shareable,
+                          struct kvs_text *text);
 
 /* Address here of each tensor of a component; tensors that are not held are 0. */
 void kvs_cuda_imports_sources(const struct kvs_cuda_imports *imports, uint32_t component, uint64_t *sources_p);

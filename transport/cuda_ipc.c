@@ -163,13 +163,22 @@ const struct kvs_transport_ops kvs_transport_cuda_ipc = {
         .close = ipc_close,
 };
 
-/* Prefill: the decode asks for descriptors. */
+static void close_all(const int *fds, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		close(fds[i]);
+}
+
+/*
+ * Prefill: the decode asks for what it maps allocations from. The answer has all of it or none, with the reason:
+ * descriptors beside the message and fabric handles at its end, both in the order of the list.
+ */
 static bool on_ask(struct kvs_link *link, struct kvs_reader *body, struct kvs_text *text)
 {
 	struct kvs_text why = {.s = ""};
-	uint32_t list[KVS_CUDA_ASK_MAX];
+	uint32_t list[KVS_CUDA_ASK_MAX], count = 0, fd_count = 0;
+	struct kvs_cuda_shareable made[KVS_CUDA_ASK_MAX];
 	int fds[KVS_CUDA_ASK_MAX];
-	uint32_t count = 0;
 	uint64_t stream = kvs_get_u64(body);
 	uint32_t asked = kvs_get_u32(body);
 	if (asked == 0 || asked > KVS_CUDA_ASK_MAX || body->left != asked * sizeof(uint32_t) ||
@@ -179,29 +188,47 @@ static bool on_ask(struct kvs_link *link, struct kvs_reader *body, struct kvs_te
 	}
 	for (uint32_t i = 0; i < asked; i++)
 		list[i] = kvs_get_u32(body);
-	while (count < asked) {
-		fds[count] = kvs_cuda_export_fd(link->endpoint->cuda, list[count], &why);
-		if (fds[count] < 0)
-			break;
-		count++;
+	for (; count < asked && kvs_cuda_export(link->endpoint->cuda, list[count], &made[count], &why); count++) {
+		if (made[count].fd >= 0)
+			fds[fd_count++] = made[count].fd;
 	}
 	struct kvs_writer answer = {.data = NULL};
-	uint32_t sent = count == asked ? count : 0;
+	bool all = count == asked;
 	kvs_put_u64(&answer, stream);
-	kvs_put_u32(&answer, sent);
-	for (uint32_t i = 0; i < sent; i++)
+	kvs_put_u32(&answer, all ? count : 0);
+	for (uint32_t i = 0; all && i < count; i++)
 		kvs_put_u32(&answer, list[i]);
 	kvs_put_string(&answer, why.s);
-	kvs_link_send(link, KVS_MESSAGE_CUDA_FDS, &answer, fds, sent);
-	for (uint32_t i = 0; i < count; i++)
-		close(fds[i]);
+	for (uint32_t i = 0; all && i < count; i++) {
+		if (made[i].fd < 0)
+			kvs_put_bytes(&answer, made[i].fabric.bytes, KVS_CU_FABRIC_SIZE);
+	}
+	kvs_link_send(link, KVS_MESSAGE_CUDA_FDS, &answer, fds, all ? fd_count : 0);
+	close_all(fds, fd_count);
 	return true;
 }
 
-static void close_all(const int *fds, uint32_t count)
+/* Read the answer; false: it makes no sense. The descriptors are in fds. */
+static bool read_answer(const struct kvs_cuda_imports *imports, struct kvs_reader *body, const int *fds,
+                        uint32_t fd_count, uint32_t *list_p, struct kvs_cuda_shareable *made_p, uint32_t *count_p,
+                        struct kvs_text *why)
 {
+	uint32_t count = kvs_get_u32(body), used = 0;
+	*count_p = count;
+	if (imports == NULL || count > KVS_CUDA_ASK_MAX)
+		return false;
 	for (uint32_t i = 0; i < count; i++)
-		close(fds[i]);
+		list_p[i] = kvs_get_u32(body);
+	kvs_get_text(body, why);
+	for (uint32_t i = 0; i < count; i++) {
+		bool by_fd = kvs_cuda_imports_by_fd(imports, list_p[i]);
+		if (by_fd && used == fd_count)
+			return false;
+		made_p[i] = (struct kvs_cuda_shareable){.fd = by_fd ? fds[used++] : -1};
+		if (!by_fd)
+			kvs_get_bytes(body, made_p[i].fabric.bytes, KVS_CU_FABRIC_SIZE);
+	}
+	return used == fd_count && !body->failed && body->left == 0;
 }
 
 /* Decode: they have come, or do not. */
@@ -209,25 +236,21 @@ static bool on_fds(struct kvs_link *link, struct kvs_reader *body, struct kvs_te
 {
 	struct kvs_cuda_link *cuda = link->cuda;
 	struct kvs_text why = {.s = ""};
-	uint32_t list[KVS_CUDA_ASK_MAX];
+	uint32_t list[KVS_CUDA_ASK_MAX], count = 0;
+	struct kvs_cuda_shareable made[KVS_CUDA_ASK_MAX];
 	int fds[KVS_CUDA_ASK_MAX];
 	uint32_t fd_count = link->conn.in_fd_count;
 	uint64_t stream = kvs_get_u64(body);
-	uint32_t count = kvs_get_u32(body);
 	memcpy(fds, link->conn.in_fds, fd_count * sizeof(fds[0]));
 	link->conn.in_fd_count = 0;
-	for (uint32_t i = 0; i < count && i < KVS_CUDA_ASK_MAX; i++)
-		list[i] = kvs_get_u32(body);
-	kvs_get_text(body, &why);
-	if (count > KVS_CUDA_ASK_MAX || count != fd_count || body->failed || body->left != 0 || cuda == NULL ||
-	    cuda->imports == NULL) {
+	if (!read_answer(cuda == NULL ? NULL : cuda->imports, body, fds, fd_count, list, made, &count, &why)) {
 		close_all(fds, fd_count);
 		kvs_text_set(text, "%u descriptors for %u allocations of GPU memory make no sense", fd_count, count);
 		return false;
 	}
 	bool ok = count > 0;
 	for (uint32_t i = 0; i < count && ok; i++)
-		ok = kvs_cuda_imports_map(cuda->imports, list[i], fds[i], &why);
+		ok = kvs_cuda_imports_map(cuda->imports, list[i], &made[i], &why);
 	close_all(fds, fd_count);
 	if (stream != cuda->asked)
 		return true; /* of a pull that has ended: what was mapped is let go when it is idle */

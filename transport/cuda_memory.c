@@ -91,9 +91,10 @@ static bool classify(const struct kvs_cuda *cuda, uint64_t address, struct kvs_c
 			found->base = facts_p->mapping_base;
 			found->size = facts_p->mapping_size;
 		}
-		if (peek_handle(cuda, address, &found->handle) && (facts_p->handle_types & KVS_CU_HANDLE_POSIX_FD) != 0)
+		bool whole = peek_handle(cuda, address, &found->handle);
+		if (whole && (facts_p->handle_types & KVS_CU_HANDLE_POSIX_FD) != 0)
 			found->kind = KVS_CUDA_VMM;
-		else if ((facts_p->handle_types & KVS_CU_HANDLE_FABRIC) != 0)
+		else if (whole && (facts_p->handle_types & KVS_CU_HANDLE_FABRIC) != 0)
 			found->kind = KVS_CUDA_FABRIC;
 	}
 	uint64_t end;
@@ -190,7 +191,7 @@ static void number_extents(struct kvs_cuda_memory *memory)
 	for (uint32_t i = 0; i < memory->count; i++) {
 		struct kvs_cuda_allocation *now = &memory->allocations[i];
 		const struct kvs_cuda_allocation *before = i > 0 ? now - 1 : NULL;
-		bool joined = before != NULL && now->kind == KVS_CUDA_VMM && before->kind == KVS_CUDA_VMM &&
+		bool joined = before != NULL && kvs_cuda_kind_mapped(now->kind) && kvs_cuda_kind_mapped(before->kind) &&
 		              before->base + before->size == now->base;
 		now->extent = before == NULL ? 0 : before->extent + (joined ? 0 : 1);
 	}

@@ -20,9 +20,7 @@
 #define KVS_CUDA_KINDS(X) \
 	X(LEGACY, 1, "cuMemAlloc", NULL) \
 	X(VMM, 2, "mapped (POSIX descriptor)", NULL) \
-	X(FABRIC, 3, "mapped (fabric handle)", \
-	  "it can be exported as a fabric handle only; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False makes it " \
-	  "shareable") \
+	X(FABRIC, 3, "mapped (fabric handle)", NULL) \
 	X(PRIVATE, 4, "mapped (not exportable)", \
 	  "it was mapped without a handle type that can be exported; " \
 	  "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False " \
@@ -37,6 +35,12 @@ enum kvs_cuda_kind {
 	KVS_CUDA_KINDS(X)
 #undef X
 };
+
+/* Mapped memory that is handed over piece by piece, as a descriptor or a fabric handle. */
+static inline bool kvs_cuda_kind_mapped(enum kvs_cuda_kind kind)
+{
+	return kind == KVS_CUDA_VMM || kind == KVS_CUDA_FABRIC;
+}
 
 /* "stream-ordered pool" */
 const char *kvs_cuda_kind_name(enum kvs_cuda_kind kind);

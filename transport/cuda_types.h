@@ -67,6 +67,7 @@ enum kvs_cu_constant {
 
 #define KVS_CU_UUID_SIZE       16
 #define KVS_CU_IPC_HANDLE_SIZE 64
+#define KVS_CU_FABRIC_SIZE     64
 
 struct kvs_cu_uuid {
 	char bytes[KVS_CU_UUID_SIZE];
@@ -74,6 +75,10 @@ struct kvs_cu_uuid {
 
 struct kvs_cu_ipc_handle {
 	char bytes[KVS_CU_IPC_HANDLE_SIZE];
+};
+
+struct kvs_cu_fabric_handle {
+	unsigned char bytes[KVS_CU_FABRIC_SIZE];
 };
 
 struct kvs_cu_location {

@@ -16,6 +16,9 @@ KVS_CU_CONSTANTS(X)
 
 SAME_SIZE(struct kvs_cu_uuid, CUuuid);
 SAME_SIZE(struct kvs_cu_ipc_handle, CUipcMemHandle);
+#if CUDA_VERSION >= 12030
+SAME_SIZE(struct kvs_cu_fabric_handle, CUmemFabricHandle);
+#endif
 SAME_SIZE(struct kvs_cu_location, CUmemLocation);
 SAME_PLACE(struct kvs_cu_location, type, CUmemLocation, type);
 SAME_PLACE(struct kvs_cu_location, id, CUmemLocation, id);

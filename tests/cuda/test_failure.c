@@ -302,12 +302,17 @@ static void faults_at_decode(void)
 
 static void faults_at_prefill(void)
 {
-	static const char *const lists[] = {"cuMemExportToShareableHandle=999", "cuMemRetainAllocationHandle=1@3"};
+	static const struct {
+		const char *list;
+		enum kvs_cuda_kind kind;
+	} cases[] = {{"cuMemExportToShareableHandle=999", KVS_CUDA_VMM},
+	             {"cuMemExportToShareableHandle=800", KVS_CUDA_FABRIC},
+	             {"cuMemRetainAllocationHandle=1@3", KVS_CUDA_VMM}};
 	need_double(driver_start(0));
-	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
-		struct setting setting = setting_of(KVS_CUDA_VMM, KVS_CUDA_LEGACY, "cuda_ipc,host");
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct setting setting = setting_of(cases[i].kind, KVS_CUDA_LEGACY, "cuda_ipc,host");
 		world_new(&w, &setting);
-		(void)world_do(&w, ORDER_FAULT, 0, lists[i]);
+		(void)world_do(&w, ORDER_FAULT, 0, cases[i].list);
 		struct room room = room_new(&w, 1, 0, 20);
 		struct answer answer = room_run(&w, &room);
 		CHECK(!answer.ok || room_verify(&w, &room, true) == 0);

@@ -41,7 +41,7 @@ static void kind_is(enum kvs_cuda_kind kind, uint32_t parts, bool shared)
 	CHECK(memory != NULL && memory->count == expected, "%u allocations", memory == NULL ? 0 : memory->count);
 	for (uint32_t i = 0; i < memory->count; i++)
 		CHECK(memory->allocations[i].kind == kind &&
-		              memory->allocations[i].extent == (kind == KVS_CUDA_VMM ? 0 : i),
+		              memory->allocations[i].extent == (kvs_cuda_kind_mapped(kind) ? 0 : i),
 		      "%s", kvs_cuda_kind_name(memory->allocations[i].kind));
 	CHECK(kvs_cuda_memory_private(memory, &reason) == !shared);
 	if (!shared)
@@ -75,7 +75,7 @@ static void kind_private(void)
 
 static void kind_fabric(void)
 {
-	kind_is(KVS_CUDA_FABRIC, 2, false);
+	kind_is(KVS_CUDA_FABRIC, 2, true);
 }
 
 static void kind_pool(void)

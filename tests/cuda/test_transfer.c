@@ -58,6 +58,15 @@ static void vmm(void)
 	sweep(KVS_CUDA_VMM, &wide, 3, "cuda_ipc", "route: cuda_ipc");
 }
 
+/* Memory whose owner allows no descriptors: handles that any message can carry. */
+static void fabric(void)
+{
+	const struct driver *driver = driver_start(0);
+	struct block block = block_new(driver, 0, KVS_CUDA_FABRIC, 4096, 1); /* skips where there are none */
+	block_free(driver, &block);
+	sweep(KVS_CUDA_FABRIC, &wide, 3, "cuda_ipc", "route: cuda_ipc");
+}
+
 /* Many descriptors: more than one message holds. */
 static void vmm_many(void)
 {
@@ -299,6 +308,7 @@ static void capture(void)
 
 const struct test transfer_tests[] = {{"transfer.legacy", legacy},
                                       {"transfer.vmm", vmm},
+                                      {"transfer.fabric handles", fabric},
                                       {"transfer.vmm of many handles", vmm_many},
                                       {"transfer.not shareable", not_shareable},
                                       {"transfer.no handle", no_handle},

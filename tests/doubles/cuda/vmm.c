@@ -2,6 +2,7 @@
 /* Physical allocations and their mappings. A handle is the address of its object, so it may come again once freed. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -125,28 +126,80 @@ EXPORT unsigned cuMemGetAllocationPropertiesFromHandle(struct kvs_cu_allocation_
 	return OK;
 }
 
+/* Inside a struct kvs_cu_fabric_handle: it works between any two processes that may look into each other. */
+struct fabric {
+	uint32_t magic;
+	int32_t pid;
+	int32_t fd;
+	uint32_t unused;
+	uint64_t device; /* of the file behind fd */
+	uint64_t inode;
+};
+
+_Static_assert(sizeof(struct fabric) <= KVS_CU_FABRIC_SIZE, "a fabric handle holds it");
+
+#define FABRIC_MAGIC 0x42414645u
+
 unsigned cuMemExportToShareableHandle(void *shareable_p, uint64_t handle, unsigned type, uint64_t flags);
 EXPORT unsigned cuMemExportToShareableHandle(void *shareable_p, uint64_t handle, unsigned type, uint64_t flags)
 {
+	struct stat st;
 	ENTER(MemExportToShareableHandle);
 	(void)flags;
-	if (type != KVS_CU_HANDLE_POSIX_FD || (of(handle)->types & type) == 0)
+	if ((type != KVS_CU_HANDLE_POSIX_FD && type != KVS_CU_HANDLE_FABRIC) || (of(handle)->types & type) == 0)
 		return INVALID_VALUE;
+	if (type == KVS_CU_HANDLE_FABRIC) {
+		if (fstat(of(handle)->fd, &st) != 0)
+			return NOT_PERMITTED;
+		struct fabric fabric = {.magic = FABRIC_MAGIC,
+		                        .pid = getpid(),
+		                        .fd = of(handle)->fd,
+		                        .device = st.st_dev,
+		                        .inode = st.st_ino};
+		memset(shareable_p, 0, KVS_CU_FABRIC_SIZE);
+		memcpy(shareable_p, &fabric, sizeof(fabric));
+		return OK;
+	}
 	int fd = fcntl(of(handle)->fd, F_DUPFD_CLOEXEC, 0);
 	memcpy(shareable_p, &fd, sizeof(fd));
 	return fd >= 0 ? OK : OUT_OF_MEMORY;
+}
+
+/* A descriptor of our own, or -1. */
+static int from_fabric(const void *shareable)
+{
+	struct fabric fabric;
+	struct stat st;
+	char path[64];
+	memcpy(&fabric, shareable, sizeof(fabric));
+	if (fabric.magic != FABRIC_MAGIC)
+		return -1;
+	(void)snprintf(path, sizeof(path), "/proc/%d/fd/%d", fabric.pid, fabric.fd);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	/* Freed meanwhile, or the descriptor is another allocation's now. */
+	if (fd >= 0 && (fstat(fd, &st) != 0 || st.st_dev != fabric.device || st.st_ino != fabric.inode)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
 }
 
 unsigned cuMemImportFromShareableHandle(uint64_t *handle_p, void *shareable, unsigned type);
 EXPORT unsigned cuMemImportFromShareableHandle(uint64_t *handle_p, void *shareable, unsigned type)
 {
 	struct stat st;
-	int fd = (int)(uintptr_t)shareable;
 	ENTER(MemImportFromShareableHandle);
-	if (type != KVS_CU_HANDLE_POSIX_FD || fstat(fd, &st) != 0 || st.st_size == 0 || st.st_size % GRANULARITY != 0)
+	if (type != KVS_CU_HANDLE_POSIX_FD && type != KVS_CU_HANDLE_FABRIC)
 		return INVALID_VALUE;
+	int fd = type == KVS_CU_HANDLE_FABRIC ? from_fabric(shareable)
+	                                      : fcntl((int)(uintptr_t)shareable, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0 || fstat(fd, &st) != 0 || st.st_size == 0 || st.st_size % GRANULARITY != 0) {
+		if (fd >= 0)
+			close(fd);
+		return INVALID_VALUE;
+	}
 	pthread_rwlock_wrlock(&ranges_lock);
-	unsigned result = make(handle_p, fcntl(fd, F_DUPFD_CLOEXEC, 0), (size_t)st.st_size, 0, type);
+	unsigned result = make(handle_p, fd, (size_t)st.st_size, 0, type);
 	pthread_rwlock_unlock(&ranges_lock);
 	return result;
 }
