@@ -195,7 +195,7 @@ def calls(count):
 calls(100)
 before = sys.getallocatedblocks()
 calls(5000)
-print(abs(sys.getallocatedblocks() - before) < 50)
+print(sys.getallocatedblocks() - before < 1000)
 for event in ("os.putenv", "os.unsetenv", "os.exec", "os.posix_spawn", "subprocess.Popen", "os.", "subprocess.", "o", "s", "os"):
     for arguments in given:
         sys.audit(event, *arguments)
