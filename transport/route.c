@@ -48,7 +48,7 @@ uint32_t kvs_transport_order(const char *names, uint32_t order_p[KVS_TRANSPORT_C
 static void append(struct kvs_text *text, const char *separator, const char *name, const char *reason)
 {
 	size_t used = strlen(text->s);
-	(void)snprintf(text->s + used, sizeof(text->s) - used, "%s%s%s%.120s", used > 0 ? separator : "", name,
+	(void)snprintf(text->s + used, sizeof(text->s) - used, "%s%s%s%.250s", used > 0 ? separator : "", name,
 	               *reason != '\0' ? ": " : "", reason);
 }
 
@@ -72,6 +72,6 @@ void kvs_route_choose(struct kvs_link *link, struct kvs_text *why_p)
 		}
 		append(&skipped, "; ", row->name, reason.s);
 	}
-	kvs_text_set(why_p, "%.200s%s%.290s%s", link->route_count > 0 ? chosen.s : "none",
+	kvs_text_set(why_p, "%.80s%s%.410s%s", link->route_count > 0 ? chosen.s : "none",
 	             skipped.s[0] != '\0' ? " (passed over: " : "", skipped.s, skipped.s[0] != '\0' ? ")" : "");
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What goes wrong: memory that is paused, replaced or freed, calls that fail, peers that die, rooms that are closed. */
+#include <dirent.h>
 #include <inttypes.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -352,6 +353,57 @@ static void device_lost(void)
 	peer_stop(&w.peer);
 }
 
+/* The prefill's GPU is lost while it packs for another transport: the request fails with the name, its process lives.
+ */
+static void device_lost_at_prefill(void)
+{
+	struct setting setting = setting_of(KVS_CUDA_LEGACY, KVS_CUDA_LEGACY, "host,tcp");
+	need_double(driver_start(0));
+	world_new(&w, &setting);
+	good_room(1);
+	(void)world_do(&w, ORDER_FAULT, 0, "kernel=719");
+	for (uint64_t number = 2; number < 4; number++) {
+		struct room room = room_new(&w, number, 0, 20);
+		struct answer answer = room_run(&w, &room);
+		CHECK(!answer.ok && strstr(answer.text, "LAUNCH_FAILED") != NULL, "%s", answer.text);
+		CHECK(room_verify(&w, &room, false) == 0);
+		room_end(&w, &room, false);
+	}
+	CHECK(world_do(&w, ORDER_LIVE, 0, "pushed").number == 0);
+	kvs_endpoint_remove(w.endpoints[0]);
+	world_check_empty(&w);
+	rank_free(w.driver, &w.ranks[0]);
+	peer_stop(&w.peer);
+}
+
+static int descriptors(void)
+{
+	int count = 0;
+	DIR *folder = opendir("/proc/self/fd");
+	CHECK(folder != NULL);
+	while (readdir(folder) != NULL)
+		count++;
+	(void)closedir(folder);
+	return count;
+}
+
+/* Peers that come and go leave no descriptor here: after the first one the number stays. */
+static void no_descriptor_left(void)
+{
+	static const enum kvs_cuda_kind kinds[] = {KVS_CUDA_LEGACY, KVS_CUDA_VMM, KVS_CUDA_LEGACY, KVS_CUDA_VMM};
+	int before = 0;
+	need_double(driver_start(0));
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		struct setting setting = setting_of(kinds[i], KVS_CUDA_LEGACY, "cuda_ipc,host");
+		world_new(&w, &setting);
+		good_room(1);
+		world_free(&w);
+		int now = descriptors();
+		CHECK(i == 0 || now == before, "%d descriptors, then %d", before, now);
+		before = now;
+	}
+}
+
 /* The prefill's process dies in mid-transfer and comes again: nothing of it stays open here. */
 static void peer_dies(void)
 {
@@ -407,6 +459,8 @@ const struct test failure_tests[] = {{"failure.source resumed", source_resumed},
                                      {"failure.calls at the decode", faults_at_decode},
                                      {"failure.calls at the prefill", faults_at_prefill},
                                      {"failure.device lost", device_lost},
+                                     {"failure.device lost at the prefill", device_lost_at_prefill},
+                                     {"failure.no descriptor left", no_descriptor_left},
                                      {"failure.peer dies", peer_dies},
                                      {"failure.cancelled", cancelled},
                                      {NULL, NULL}};

@@ -85,6 +85,9 @@ static void vmm_many(void)
 static void not_shareable(void)
 {
 	static const enum kvs_cuda_kind kinds[] = {KVS_CUDA_POOL, KVS_CUDA_PRIVATE, KVS_CUDA_MANAGED};
+	static const char *const remedies[] = {"PYTORCH_CUDA_ALLOC_CONF=backend:native makes it shareable)",
+	                                       "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False makes it shareable)",
+	                                       "managed memory, which has no handle for another process)"};
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		struct setting setting = {.shape = usual,
 		                          .p_size = 2,
@@ -94,6 +97,7 @@ static void not_shareable(void)
 		                          .parts = 1,
 		                          .transports = "cuda_ipc,host,tcp"};
 		run(&setting, "route: host, then tcp (passed over: cuda_ipc: GPU memory at ");
+		run(&setting, remedies[i]);
 	}
 }
 
@@ -165,7 +169,8 @@ static void no_peer_access(void)
 	                          .transports = "cuda_ipc,host"};
 	setenv("KVS_DOUBLE_CUDA_NO_PEER", "1", 1);
 	need_double(driver_start(0));
-	run(&setting, "no peer access from the decode's GPU-");
+	run(&setting, "no peer access from the decode's GPU-6b767370-6c69-6365-2d67-707500000000 to the prefill's "
+	              "GPU-6b767370-6c69-6365-2d67-707500000001");
 }
 
 /* Report C9: each process sees only its own GPU, under the same number. */
@@ -181,7 +186,10 @@ static void own_device_only(void)
 	                          .environment = "CUDA_VISIBLE_DEVICES=1"};
 	setenv("CUDA_VISIBLE_DEVICES", "0", 1);
 	need_double(driver_start(0));
-	run(&setting, "is not visible to this process");
+	run(&setting,
+	    "GPU-6b767370-6c69-6365-2d67-707500000001 is not visible to this process, which uses "
+	    "GPU-6b767370-6c69-6365-2d67-707500000000: CUDA_VISIBLE_DEVICES (or the container's devices) must hold "
+	    "both)");
 }
 
 /*
