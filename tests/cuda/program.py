@@ -2,11 +2,20 @@
 """The CUDA test program and the double of the driver, built with a C compiler alone."""
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from pathlib import Path
 from typing import List
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def has_driver() -> bool:
+    """Is there a driver on this machine, with a GPU?"""
+    try:
+        return bool(ctypes.CDLL("libcuda.so.1").cuInit(0) == 0)
+    except OSError:
+        return False
 
 
 def sources(*folders: str) -> List[str]:

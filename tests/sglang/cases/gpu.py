@@ -15,6 +15,7 @@ MATRIX = (
     ("mooncake", "0.5.23", "vmm", "legacy", 2, 4, "cuda_ipc"),
     ("nixl", "0.5.18", "legacy", "vmm", 2, 4, "cuda_ipc"),
     ("nixl", "0.5.21", "vmm", "vmm", 4, 2, "cuda_ipc"),
+    ("nixl", "0.5.23", "fabric", "legacy", 2, 4, "cuda_ipc"),
     ("mooncake", "0.5.18", "pool", "legacy", 4, 2, "host"),
 )
 

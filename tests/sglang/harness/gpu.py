@@ -15,7 +15,8 @@ from .fleet import ROOT
 
 GRANULARITY = 2 << 20
 PARTS = 2   # physical allocations of mapped memory
-PINNED, POSIX_FD, DEVICE, READWRITE = 1, 1, 1, 3
+PINNED, DEVICE, READWRITE = 1, 1, 3
+HANDLES = {"vmm": 1, "fabric": 8}   # of mapped memory: what its owner allows it to be exported as
 VARIABLE = "KVS_TEST_GPU"
 
 _driver: Optional[ctypes.CDLL] = None
@@ -28,7 +29,7 @@ def double() -> Optional[Path]:
 
 
 def environment(kind: str) -> dict[str, str]:
-    """For a rank whose pools are to be in memory of this kind: legacy, vmm or pool."""
+    """For a rank whose pools are to be in memory of this kind: legacy, vmm, fabric or pool."""
     return {VARIABLE: f"{kind}:{double()}", "KVS_DOUBLE_CUDA_HOST_ACCESS": "1"}
 
 
@@ -48,10 +49,10 @@ def _start(path: str) -> ctypes.CDLL:
     return _driver
 
 
-def _mapped(driver: ctypes.CDLL, size: int) -> int:
+def _mapped(driver: ctypes.CDLL, size: int, handles: int) -> int:
     part = -(-size // (PARTS * GRANULARITY)) * GRANULARITY
     address, handle = ctypes.c_uint64(), ctypes.c_uint64()
-    prop = struct.pack("IIIiQ8s", PINNED, POSIX_FD, DEVICE, 0, 0, b"")
+    prop = struct.pack("IIIiQ8s", PINNED, handles, DEVICE, 0, 0, b"")
     access = struct.pack("IiI", DEVICE, 0, READWRITE)
     whole = ctypes.c_size_t(part * PARTS)
     _check(driver.cuMemAddressReserve(ctypes.byref(address), whole, ctypes.c_size_t(0), ctypes.c_uint64(0),
@@ -72,8 +73,8 @@ def allocate(size: int) -> Optional[npt.NDArray[np.uint8]]:
         return None
     driver = _start(path)
     address = ctypes.c_uint64()
-    if kind == "vmm":
-        address.value = _mapped(driver, size)
+    if kind in HANDLES:
+        address.value = _mapped(driver, size, HANDLES[kind])
     elif kind == "pool":
         _check(driver.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(size), None), "cuMemAllocAsync")
     else:
