@@ -168,6 +168,25 @@ static void context_is_left_alone(void)
 	rank_free(driver, &rank);
 }
 
+/* Mapped memory belongs to no context: none is made for it on a GPU that the server has not begun to use. */
+static void no_context_is_made(void)
+{
+	const struct driver *driver = driver_start(0);
+	struct kvs_cuda_memory *memory = NULL;
+	struct kvs_text text = {.s = ""};
+	kvs_cu_device other;
+	unsigned flags = 0;
+	int active = 1;
+	need_double(driver);
+	CHECK(driver->cuda->DeviceGet(&other, 1) == 0);
+	struct rank rank = rank_new(driver, &small, 1, 0, 1, KVS_CUDA_VMM, 1, 0);
+	CHECK(!kvs_cuda_memory_new(rank.layout, &memory, &text) && memory == NULL);
+	CHECK(strstr(text.s, "GPU 1 has no active context in this process") != NULL, "%s", text.s);
+	CHECK(driver->cuda->DevicePrimaryCtxGetState(other, &flags, &active) == 0 && active == 0);
+	CHECK(driver->calls("cuCtxCreate") == 0 && driver->live("retained") == 1);
+	rank_free(driver, &rank);
+}
+
 static void old_driver(void)
 {
 	struct kvs_text text = {.s = ""};
@@ -269,6 +288,7 @@ const struct test memory_tests[] = {{"memory.host", host_memory},
                                     {"memory.replaced", replaced},
                                     {"memory.freed", freed},
                                     {"memory.context left alone", context_is_left_alone},
+                                    {"memory.no context is made", no_context_is_made},
                                     {"memory.old driver", old_driver},
                                     {"memory.missing function", missing_function},
                                     {"memory.driver not loaded", not_loaded},
