@@ -23,7 +23,9 @@ enum kvs_index_rule {
 };
 
 /* name, sharding, item unit, index rule. Sources: SGLang mooncake/conn.py maybe_send_extra and
- * _requires_exact_state_index_match, 0.5.18 and 0.5.23; pools in mem_cache/. */
+ * _requires_exact_state_index_match, 0.5.18 and 0.5.23; pools in mem_cache/. Left to the connector: mamba, which it
+ * slices itself, and dsa_tail, of MLA models only, which every rank sends whole. c128_state is the value of what is
+ * called C128_STATE, later DSV4_REQUEST_STATE; nsa is what 0.5.12 calls dsa. */
 #define KVS_STATE_TABLE(X) \
 	X("kv", KVS_SHARD_HEADS, KVS_ITEM_PAGE, KVS_INDEX_TRUNCATE) \
 	X("swa", KVS_SHARD_HEADS, KVS_ITEM_PAGE, KVS_INDEX_TRUNCATE) \
@@ -33,7 +35,12 @@ enum kvs_index_rule {
 	X("minimax_index_k", KVS_SHARD_WHOLE, KVS_ITEM_PAGE, KVS_INDEX_TRUNCATE) \
 	X("swa_ring", KVS_SHARD_WHOLE, KVS_ITEM_ROW, KVS_INDEX_EXACT) \
 	X("c128_state", KVS_SHARD_WHOLE, KVS_ITEM_ROW, KVS_INDEX_EXACT) \
+	X("request_row", KVS_SHARD_WHOLE, KVS_ITEM_ROW, KVS_INDEX_EXACT) \
+	X("qsa_pending", KVS_SHARD_WHOLE, KVS_ITEM_ROW, KVS_INDEX_EXACT) \
+	X("qsa_compressed", KVS_SHARD_WHOLE, KVS_ITEM_ROW, KVS_INDEX_EXACT) \
+	X("nsa", KVS_SHARD_WHOLE, KVS_ITEM_PAGE, KVS_INDEX_TRUNCATE) \
 	X("dsa", KVS_SHARD_WHOLE, KVS_ITEM_PAGE, KVS_INDEX_TRUNCATE) \
+	X("dsa_tail", KVS_SHARD_OTHER, KVS_ITEM_ROW, KVS_INDEX_EXACT) \
 	X("mamba", KVS_SHARD_OTHER, KVS_ITEM_ROW, KVS_INDEX_EXACT)
 
 struct kvs_state_row {

@@ -15,7 +15,8 @@
 	X(KVS_REFUSE_RANKS, "ranks", "report this: the connector paired two ranks that hold no heads in common") \
 	X(KVS_REFUSE_PAGE_SIZE, "page-size", "start both sides with the same --page-size") \
 	X(KVS_REFUSE_DTYPE, "dtype", "start both sides with the same --kv-cache-dtype") \
-	X(KVS_REFUSE_ORDER, "order", "use the default NHD KV cache layout on both sides") \
+	X(KVS_REFUSE_ORDER, "order", \
+	  "use the default NHD KV cache layout on both sides, K and V of each layer in buffers of their own") \
 	X(KVS_REFUSE_TENSORS, "tensors", "run the same model, and the same draft model, on both sides") \
 	X(KVS_REFUSE_LAYER_IDS, "layer-ids", "run both sides without pipeline parallelism") \
 	X(KVS_REFUSE_LENGTHS, "lengths", "run the same model with the same options on both sides") \

@@ -2,7 +2,6 @@
 /* From a connector manager's kv_args to a neutral layout, and its registration with the agent. */
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
 
 #include "../../policy/state.h"
@@ -11,7 +10,7 @@
 #include "../log.h"
 #include "../options.h"
 #include "../preload.h"
-#include "sglang.h"
+#include "order.h"
 
 #define ATTRIBUTE "_kvsplice_manager"
 
@@ -133,35 +132,6 @@ bool kvs_sglang_state_type(KvsPyObject *manager, uint32_t index, char name_p[KVS
 	return ok;
 }
 
-static bool variable_is_on(const char *name)
-{
-	const char *value = getenv(name);
-	return value && *value && strcmp(value, "0") != 0 && strcasecmp(value, "false") != 0;
-}
-
-/*
- * The page order of head-sharded pools. From 0.5.22 kv_args says it for the sliding-window pool; before, the switches
- * that change it are environment variables (SGLang mem_cache/memory_pool.py, SGLANG_USE_HND_KVCACHE and, on ROCm,
- * SGLANG_AITER_KV_CACHE_LAYOUT).
- */
-static enum kvs_page_order page_order(KvsPyObject *kv_args, const char *type, uint32_t page_size)
-{
-	/* Scales of 128-token pages are interleaved for the attention kernel, in an order that is neither of the two.
-	 */
-	if (strncmp(type, "block_scale", strlen("block_scale")) == 0 && page_size == 128)
-		return KVS_ORDER_UNKNOWN;
-	char order[KVS_NAME_SIZE];
-	if (kvs_py_attr_text(kv_args, "swa_kv_cache_layout", order, sizeof order)) {
-		if (strcmp(order, "nhd") == 0)
-			return KVS_ORDER_NHD;
-		return strcmp(order, "hnd") == 0 ? KVS_ORDER_HND : KVS_ORDER_UNKNOWN;
-	}
-	const char *aiter = getenv("SGLANG_AITER_KV_CACHE_LAYOUT");
-	if (aiter && *aiter && strcasecmp(aiter, "nhd") != 0)
-		return KVS_ORDER_UNKNOWN;
-	return variable_is_on("SGLANG_USE_HND_KVCACHE") ? KVS_ORDER_HND : KVS_ORDER_NHD;
-}
-
 /* A CPU server pads heads where a GPU server replicates them: told apart by where the KV pool lives. */
 static enum kvs_head_rule head_rule(const struct kvs_layout *layout)
 {
@@ -224,12 +194,12 @@ static bool fill_components(struct kvs_layout *layout, KvsPyObject *manager, Kvs
 			ok = false;
 			break;
 		}
-		component->order = page_order(kv_args, component->type, layout->page_size);
 		/* What is not ours is not described either: its entries may mean something else. */
 		const struct kvs_state_row *row = kvs_state_find(component->type);
 		if (row && row->sharding != KVS_SHARD_OTHER)
 			ok = fill_tensors(layout, c, c == KVS_COMPONENT_KV ? &kv : &state,
 			                  c == KVS_COMPONENT_KV ? 0 : c - 1, text);
+		component->order = kvs_sglang_page_order(kv_args, component, layout->page_size);
 	}
 	buffers_drop(&kv);
 	buffers_drop(&state);

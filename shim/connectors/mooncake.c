@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "bare.h"
-#include "connector.h"
+#include "methods.h"
 #include "prefill.h"
 
 /*
@@ -32,22 +32,11 @@
 	X(maybe_send_extra, "MooncakeKVManager", "maybe_send_extra", KVS_METHOD, \
 	  "self req prefill_state_indices executor target_rank_registration_info", NULL) \
 	X(send_aux, "MooncakeKVManager", "send_aux", KVS_METHOD, "self req prefill_aux_index dst_aux_ptrs", NULL) \
-	X(sender_init, "MooncakeKVSender", "__init__", KVS_METHOD, "self mgr bootstrap_addr bootstrap_room ...", \
-	  &sender_class) \
-	X(sender_abort, "MooncakeKVSender", "abort", KVS_METHOD, "self", NULL) \
-	X(sender_failure, "MooncakeKVSender", "failure_exception", KVS_METHOD, "self", NULL) \
-	X(sender_clear, "MooncakeKVSender", "clear", KVS_METHOD, "self", NULL)
+	X(validate_layout, "MooncakeKVManager", "_validate_peer_state_layout", KVS_METHOD_IF_ANY, \
+	  "self registration_info", NULL) \
+	KVS_SENDER_TABLE(X, "Mooncake")
 
-#define DECODE_TABLE(X) \
-	X(receiver_register, "MooncakeKVReceiver", "_register_kv_args", KVS_METHOD, "self", &receiver_class) \
-	X(receiver_connect, "MooncakeKVReceiver", "_connect_to_bootstrap_server", KVS_CLASSMETHOD, \
-	  "cls bootstrap_info", NULL) \
-	X(receiver_metadata, "MooncakeKVReceiver", "send_metadata", KVS_METHOD, \
-	  "self kv_indices aux_index state_indices", NULL) \
-	X(receiver_poll, "MooncakeKVReceiver", "poll", KVS_METHOD, "self", NULL) \
-	X(receiver_abort, "MooncakeKVReceiver", "abort", KVS_METHOD, "self", NULL) \
-	X(receiver_failure, "MooncakeKVReceiver", "failure_exception", KVS_METHOD, "self", NULL) \
-	X(receiver_clear, "MooncakeKVReceiver", "clear", KVS_METHOD, "self", NULL)
+#define DECODE_TABLE(X) KVS_RECEIVER_TABLE(X, "Mooncake")
 
 static KvsPyObject *manager_class, *register_info_class, *transfer_info_class, *sender_class, *receiver_class;
 
@@ -59,21 +48,7 @@ PREFILL_TABLE(X)
 DECODE_TABLE(X)
 #undef X
 
-KVS_FORWARD(sender_init, sender_class, kvs_sender_init)
-KVS_FORWARD(sender_abort, sender_class, kvs_sender_cancel)
-KVS_FORWARD(sender_failure, sender_class, kvs_sender_cancel)
-KVS_FORWARD(sender_clear, sender_class, kvs_sender_clear)
-KVS_FORWARD(receiver_register, receiver_class, kvs_receiver_register)
-KVS_FORWARD(receiver_metadata, receiver_class, kvs_receiver_metadata)
-KVS_FORWARD(receiver_poll, receiver_class, kvs_receiver_poll)
-KVS_FORWARD(receiver_abort, receiver_class, kvs_receiver_close)
-KVS_FORWARD(receiver_failure, receiver_class, kvs_receiver_failure)
-KVS_FORWARD(receiver_clear, receiver_class, kvs_receiver_close)
-
-static KvsPyObject *replace_receiver_connect(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
-{
-	return kvs_sglang_connect(original_receiver_connect, self, args, kwargs);
-}
+KVS_COMMON_METHODS
 
 /* ---- registration ---- */
 
@@ -100,6 +75,38 @@ static KvsPyObject *replace_register_info(KvsPyObject *self, KvsPyObject *args, 
 static KvsPyObject *replace_transfer_info(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
 	return kvs_prefill_transfer_info(KVS_CALL(transfer_info), "msg", transfer_info_class);
+}
+
+/*
+ * Releases from 0.5.22 on compare a decode rank's state lengths at its registration, on the bootstrap thread, and fail
+ * all of its rooms when they differ, as heads do at different TP where the pools have layer ids. Between two libraries
+ * that is the agents' matter; what is not ours is checked again when it is sent, since the result is not "checked".
+ */
+static KvsPyObject *replace_validate_layout(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	const struct kvs_replaced *call = KVS_CALL(validate_layout);
+	KvsPyObject *result = kvs_replaced_call(call);
+	KvsPyObject *info = kvs_prefill_argument(call, "registration_info");
+	if (!result || !info || !kvs_py_is_exact(self, manager_class) || !kvs_sglang_manager(self) ||
+	    !kvs_splice_is_preloaded(info) || !kvs_splice_tp_differs(self, info))
+		return result;
+	KvsPyObject *reason = kvs_py.PySequence_GetItem(result, 1);
+	KvsPyObject *unchecked = NULL;
+	if (reason && reason != kvs_py.none) {
+		KvsPyObject *no = kvs_py.PyLong_FromLongLong(0);
+		unchecked = no ? kvs_py.PyTuple_New(2) : NULL;
+		if (unchecked) {
+			kvs_py.PyTuple_SetItem(unchecked, 0, no);
+			kvs_py.Py_IncRef(kvs_py.none);
+			kvs_py.PyTuple_SetItem(unchecked, 1, kvs_py.none);
+		}
+	}
+	kvs_py.PyErr_Clear();
+	kvs_py.Py_DecRef(reason);
+	if (!unchecked)
+		return result;
+	kvs_py.Py_DecRef(result);
+	return unchecked;
 }
 
 /* ---- sending ---- */

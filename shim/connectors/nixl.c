@@ -14,7 +14,7 @@
 
 #include "../../transport/log.h"
 #include "bare.h"
-#include "connector.h"
+#include "methods.h"
 #include "prefill.h"
 
 /* As mooncake.c has them: id, class, method, kind, parameters, where the class is kept. */
@@ -44,22 +44,9 @@
 	  "self peer_name prefill_aux_index dst_aux_ptrs dst_aux_index notif|" \
 	  "self peer_name prefill_aux_index dst_aux_ptrs dst_aux_index", \
 	  NULL) \
-	X(sender_init, "NixlKVSender", "__init__", KVS_METHOD, "self mgr bootstrap_addr bootstrap_room ...", \
-	  &sender_class) \
-	X(sender_abort, "NixlKVSender", "abort", KVS_METHOD, "self", NULL) \
-	X(sender_failure, "NixlKVSender", "failure_exception", KVS_METHOD, "self", NULL) \
-	X(sender_clear, "NixlKVSender", "clear", KVS_METHOD, "self", NULL)
+	KVS_SENDER_TABLE(X, "Nixl")
 
-#define DECODE_TABLE(X) \
-	X(receiver_register, "NixlKVReceiver", "_register_kv_args", KVS_METHOD, "self", &receiver_class) \
-	X(receiver_connect, "NixlKVReceiver", "_connect_to_bootstrap_server", KVS_CLASSMETHOD, "cls bootstrap_info", \
-	  NULL) \
-	X(receiver_metadata, "NixlKVReceiver", "send_metadata", KVS_METHOD, "self kv_indices aux_index state_indices", \
-	  NULL) \
-	X(receiver_poll, "NixlKVReceiver", "poll", KVS_METHOD, "self", NULL) \
-	X(receiver_abort, "NixlKVReceiver", "abort", KVS_METHOD, "self", NULL) \
-	X(receiver_failure, "NixlKVReceiver", "failure_exception", KVS_METHOD, "self", NULL) \
-	X(receiver_clear, "NixlKVReceiver", "clear", KVS_METHOD, "self", NULL)
+#define DECODE_TABLE(X) KVS_RECEIVER_TABLE(X, "Nixl")
 
 static KvsPyObject *manager_class, *register_info_class, *transfer_info_class, *sender_class, *receiver_class;
 
@@ -71,21 +58,7 @@ PREFILL_TABLE(X)
 DECODE_TABLE(X)
 #undef X
 
-KVS_FORWARD(sender_init, sender_class, kvs_sender_init)
-KVS_FORWARD(sender_abort, sender_class, kvs_sender_cancel)
-KVS_FORWARD(sender_failure, sender_class, kvs_sender_cancel)
-KVS_FORWARD(sender_clear, sender_class, kvs_sender_clear)
-KVS_FORWARD(receiver_register, receiver_class, kvs_receiver_register)
-KVS_FORWARD(receiver_metadata, receiver_class, kvs_receiver_metadata)
-KVS_FORWARD(receiver_poll, receiver_class, kvs_receiver_poll)
-KVS_FORWARD(receiver_abort, receiver_class, kvs_receiver_close)
-KVS_FORWARD(receiver_failure, receiver_class, kvs_receiver_failure)
-KVS_FORWARD(receiver_clear, receiver_class, kvs_receiver_close)
-
-static KvsPyObject *replace_receiver_connect(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
-{
-	return kvs_sglang_connect(original_receiver_connect, self, args, kwargs);
-}
+KVS_COMMON_METHODS
 
 /* ---- registration ---- */
 

@@ -7,6 +7,7 @@
 #include "../../policy/state.h"
 #include "../../transport/log.h"
 #include "../options.h"
+#include "lift.h"
 
 #define REASON_NS 50000000U /* how much later than the connector's message our agent's may come */
 
@@ -157,23 +158,6 @@ static uint64_t open_room(const struct kvs_replaced *call)
 	return generation;
 }
 
-KvsPyObject *kvs_receiver_metadata(const struct kvs_replaced *call)
-{
-	struct kvs_frame frame;
-	uint64_t generation = open_room(call);
-	if (generation) {
-		KvsPyObject *number = kvs_py.PyLong_FromUnsignedLongLong(generation);
-		if (!number || kvs_py.PyObject_SetAttrString(call->self, ATTRIBUTE_ROOM, number) != 0)
-			kvs_py.PyErr_Clear();
-		kvs_py.Py_DecRef(number);
-		kvs_sglang_generation_frame(generation, &frame);
-		kvs_sglang_frame_enter(&frame);
-	}
-	KvsPyObject *result = kvs_replaced_call(call);
-	kvs_sglang_frame_leave();
-	return result;
-}
-
 static bool is_open(KvsPyObject *receiver)
 {
 	uint64_t generation = 0;
@@ -227,6 +211,90 @@ static KvsPyObject *conclude_failed(KvsPyObject *receiver, uint64_t room, const 
 	return failed;
 }
 
+/* send_metadata that does not send: the room has failed. */
+static KvsPyObject *refuse(KvsPyObject *receiver, const char *text)
+{
+	uint64_t endpoint, room;
+	if (room_of(receiver, &endpoint, &room))
+		kvs_py.Py_DecRef(conclude_failed(receiver, room, text));
+	kvs_py.Py_IncRef(kvs_py.none);
+	return kvs_py.none;
+}
+
+/* The room opened, the call made. */
+static KvsPyObject *send_metadata(const struct kvs_replaced *call)
+{
+	struct kvs_frame frame;
+	char text[KVS_TEXT_SIZE];
+	uint64_t generation = open_room(call);
+	/* Where the release would have refused the prefill nobody else may have the page lists. */
+	if (!generation && kvs_lift_text(call->self, text, sizeof text))
+		return refuse(call->self, text);
+	if (generation) {
+		KvsPyObject *number = kvs_py.PyLong_FromUnsignedLongLong(generation);
+		if (!number || kvs_py.PyObject_SetAttrString(call->self, ATTRIBUTE_ROOM, number) != 0)
+			kvs_py.PyErr_Clear();
+		kvs_py.Py_DecRef(number);
+		kvs_sglang_generation_frame(generation, &frame);
+		kvs_sglang_frame_enter(&frame);
+	}
+	KvsPyObject *result = kvs_replaced_call(call);
+	kvs_sglang_frame_leave();
+	return result;
+}
+
+KvsPyObject *kvs_receiver_metadata(const struct kvs_replaced *call)
+{
+	char text[KVS_TEXT_SIZE];
+	switch (kvs_lift_metadata(call)) {
+	case KVS_LIFT_HELD:
+		kvs_py.Py_IncRef(kvs_py.none);
+		return kvs_py.none;
+	case KVS_LIFT_OVER:
+		return refuse(call->self, kvs_lift_text(call->self, text, sizeof text) ? text : "out of memory");
+	default:
+		return send_metadata(call);
+	}
+}
+
+/*
+ * A send_metadata call that waits for the prefill's agents: made when they have agreed, the room failed when they have
+ * not in time. False: an exception of the call is set.
+ */
+static bool poll_held(KvsPyObject *receiver)
+{
+	uint64_t endpoint, room;
+	char text[KVS_TEXT_SIZE];
+	KvsPyObject *held = NULL;
+	bool ok = true;
+	switch (kvs_lift_poll(receiver, &held)) {
+	case KVS_LIFT_OVER:
+		if (room_of(receiver, &endpoint, &room) && kvs_lift_text(receiver, text, sizeof text)) {
+			kvs_log(KVS_LOG_WARN, "room %llu: the prefill has not agreed in time; %s",
+			        (unsigned long long)room, text);
+			kvs_py.Py_DecRef(conclude_failed(receiver, room, text));
+		}
+		break;
+	case KVS_LIFT_AGREED:
+		if (held) {
+			KvsPyObject *kwargs = kvs_py.PyTuple_GetItem(held, 2);
+			KvsPyObject *result = send_metadata(&(struct kvs_replaced){
+			        .original = kvs_py.PyTuple_GetItem(held, 0),
+			        .self = receiver,
+			        .args = kvs_py.PyTuple_GetItem(held, 1),
+			        .kwargs = kwargs == kvs_py.none ? NULL : kwargs,
+			});
+			ok = result != NULL;
+			kvs_py.Py_DecRef(result);
+			kvs_py.Py_DecRef(held);
+		}
+		break;
+	default:
+		break;
+	}
+	return ok;
+}
+
 /* Is there still time for our agent to learn why a room failed that the connector calls failed? */
 static bool reason_may_come(KvsPyObject *receiver)
 {
@@ -266,6 +334,8 @@ KvsPyObject *kvs_receiver_poll(const struct kvs_replaced *call)
 {
 	uint64_t endpoint, room;
 	struct kvs_text text = {""};
+	if (!poll_held(call->self))
+		return NULL;
 	if (!is_open(call->self) || !room_of(call->self, &endpoint, &room))
 		return kvs_replaced_call(call);
 	if (kvs_room_state(endpoint, room, &text) == KVS_ROOM_FAILED) {
@@ -287,6 +357,7 @@ KvsPyObject *kvs_receiver_poll(const struct kvs_replaced *call)
 
 KvsPyObject *kvs_receiver_close(const struct kvs_replaced *call)
 {
+	kvs_lift_drop(call->self);
 	close_room(call->self, KVS_ROOM_FAILURE);
 	return kvs_replaced_call(call);
 }
@@ -295,6 +366,7 @@ KvsPyObject *kvs_receiver_failure(const struct kvs_replaced *call)
 {
 	uint64_t endpoint, room;
 	char reason[KVS_TEXT_SIZE];
+	kvs_lift_drop(call->self);
 	close_room(call->self, KVS_ROOM_FAILURE);
 	if (kvs_py_attr_text(call->self, ATTRIBUTE_REASON, reason, sizeof reason) &&
 	    room_of(call->self, &endpoint, &room)) {
