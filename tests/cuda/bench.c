@@ -181,11 +181,14 @@ static double per_run(const struct driver *driver, struct kvs_cuda_engine *engin
 /* Calls of the driver for one request whose parts are one piece each; only the double counts them. */
 static uint64_t calls_of(const struct driver *driver, struct kvs_cuda_engine *engine, const struct part *parts)
 {
-	uint64_t piece = engine->piece, before = driver->calls(NULL);
-	engine->piece = (uint64_t)4 << 30;
-	(void)request(engine, parts, 0, KVS_CUDA_METHOD_KERNEL);
+	uint64_t calls = 0, piece = engine->piece;
+	for (int i = 0; i < PARTS; i++) {
+		struct kvs_plan *plan = plan_of(&parts[i], parts[i].pages);
+		calls += engine_calls(driver, engine, plan);
+		kvs_plan_free(plan);
+	}
 	engine->piece = piece;
-	return driver->calls(NULL) - before;
+	return calls;
 }
 
 static void measure(const struct driver *driver, struct kvs_cuda_engine *engine, const struct model *model,

@@ -57,6 +57,11 @@ void block_resume(const struct driver *driver, struct block *block);
 
 /* One piece of a direct plan, from its launch to its end. False with text. */
 bool engine_step(struct kvs_cuda_engine *engine, struct kvs_text *text);
+/*
+ * Run a plan with the kernel, in one piece; returns how often the driver was called, with one look at the end of the
+ * piece. Only with the double.
+ */
+uint64_t engine_calls(const struct driver *driver, struct kvs_cuda_engine *engine, const struct kvs_plan *plan);
 /* Until the piece that was launched has ended. */
 bool engine_wait(struct kvs_cuda_engine *engine, struct kvs_text *text);
 

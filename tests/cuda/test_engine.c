@@ -270,9 +270,7 @@ static void calls_per_request(void)
 			items[n] = 255 - n;
 		CHECK(kvs_plan_build(p.layout, d.layout, 0, items, count, items, count, &plan, &verdict), "%s",
 		      verdict.text.s);
-		uint64_t before = b.driver->calls(NULL);
-		move(&b, plan, KERNEL, (uint64_t)1 << 32);
-		calls[i] = b.driver->calls(NULL) - before;
+		calls[i] = engine_calls(b.driver, &b.engine, plan);
 		printf("       %u tokens, %" PRIu64 " runs: %" PRIu64 " calls of the driver\n", count * shape.page,
 		       plan->runs, calls[i]);
 		kvs_plan_free(plan);

@@ -365,10 +365,12 @@ static void device_lost_at_prefill(void)
 	for (uint64_t number = 2; number < 4; number++) {
 		struct room room = room_new(&w, number, 0, 20);
 		struct answer answer = room_run(&w, &room);
-		CHECK(!answer.ok && strstr(answer.text, "LAUNCH_FAILED") != NULL, "%s", answer.text);
+		/* Its first failure, on host, is in our log; the last one may be heard of as a closed connection. */
+		CHECK(!answer.ok, "room %" PRIu64 " was served", number);
 		CHECK(room_verify(&w, &room, false) == 0);
 		room_end(&w, &room, false);
 	}
+	CHECK(strstr(w.log, "LAUNCH_FAILED") != NULL, "%s", w.log);
 	CHECK(world_do(&w, ORDER_LIVE, 0, "pushed").number == 0);
 	kvs_endpoint_remove(w.endpoints[0]);
 	world_check_empty(&w);
