@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -18,6 +21,9 @@ class Topology:
     tp_rank: int
     dp_size: int = 1
     dp_rank: int = 0
+    pp_size: int = 1
+    pp_rank: int = 0
+    meeting: str = ""       # where the stages of a pipeline tell each other things: the beginning of a file's name
 
     @property
     def global_rank(self) -> int:
@@ -36,11 +42,33 @@ class _Bag:
             raise AttributeError(name)
 
 
+class _Stage:
+    """A stage's place in its pipeline, and the one collective call that a manager makes of it."""
+
+    def __init__(self, place: Topology) -> None:
+        self.rank_in_group, self.world_size = place.pp_rank, place.pp_size
+        self.is_last_rank = place.pp_rank == place.pp_size - 1
+        self._file = Path(f"{place.meeting}-{place.global_rank}")
+
+    def broadcast_object(self, value: Any, src: int) -> Any:
+        if self.rank_in_group == src:
+            written = self._file.with_suffix(".new")
+            written.write_text(json.dumps(value))
+            written.rename(self._file)
+            return value
+        end = time.monotonic() + 20
+        while not self._file.exists():
+            if time.monotonic() > end:
+                raise RuntimeError(f"stage {src} says nothing")
+            time.sleep(0.01)
+        return json.loads(self._file.read_text())
+
+
 def enter(place: Topology, bootstrap_port: int, page_size: int) -> Any:
     """Make this process look like that rank of a server; returns the server arguments for a manager."""
     import sglang.srt.disaggregation.common.conn as common
 
-    stage = SimpleNamespace(is_last_rank=True, rank_in_group=0, world_size=1)
+    stage = _Stage(place)
     world = place.tp_size * place.dp_size
     attention_dp = place.dp_size > 1
     # From 0.5.22 on dp_size counts replicas alone; the groups of data-parallel attention are counted by themselves.
@@ -48,8 +76,8 @@ def enter(place: Topology, bootstrap_port: int, page_size: int) -> Any:
     dp_size = 1 if hasattr(context, "num_dp_ranks_of") else place.dp_size
     live = dict(attn_tp_size=place.tp_size, attn_tp_rank=place.tp_rank, attn_cp_size=1, attn_cp_rank=0,
                 attn_dp_size=place.dp_size, attn_dp_rank=place.dp_rank, attn_dcp_size=1, attn_dcp_rank=0,
-                tp_size=world, tp_rank=place.global_rank, dp_size=dp_size, pp_size=1, pp_group=stage)
-    settings = dict(dist_init_addr=None, nnodes=1, num_dp_ranks=place.dp_size, dp_size=dp_size, pp_size=1,
+                tp_size=world, tp_rank=place.global_rank, dp_size=dp_size, pp_size=place.pp_size, pp_group=stage)
+    settings = dict(dist_init_addr=None, nnodes=1, num_dp_ranks=place.dp_size, dp_size=dp_size, pp_size=place.pp_size,
                     enable_dp_attention=attention_dp, load_balance_method="round_robin",
                     enable_dsa_cache_layer_split=False, enable_kv_cache_sharding=False,
                     enable_cp_tp_group_sharing=False)
@@ -62,7 +90,7 @@ def enter(place: Topology, bootstrap_port: int, page_size: int) -> Any:
         if hasattr(common, name):
             setattr(common, name, lambda value=value: value)
     return SimpleNamespace(host=HOST, port=30000, disaggregation_bootstrap_port=bootstrap_port, dist_init_addr=None,
-                           nnodes=1, pp_size=1, tp_size=world, dp_size=place.dp_size, dcp_size=1,
+                           nnodes=1, pp_size=place.pp_size, tp_size=world, dp_size=place.dp_size, dcp_size=1,
                            enable_dp_attention=attention_dp, load_balance_method="round_robin", enable_trace=False,
                            enable_pd_role_switch=False, enable_hisparse=False, page_size=page_size,
                            chunked_prefill_size=8192, kv_cache_dtype="auto")

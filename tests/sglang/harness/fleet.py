@@ -219,6 +219,10 @@ class FleetConfig:
     requests: int = 1
     prefill_dp: int = 1
     decode_dp: int = 1
+    prefill_pp: int = 1
+    layers: Optional[Sequence[Sequence[int]]] = None    # see rank.RankConfig
+    prefill_layer_ids: bool = True
+    decode_layer_ids: bool = True
     prefill_environment: Mapping[str, str] = field(default_factory=dict)
     decode_environment: Mapping[str, str] = field(default_factory=dict)
     prefill_shape: Optional[Shape] = None   # where the sides disagree
@@ -266,25 +270,28 @@ class Fleet:
         decode = nurseries.prepare(config.decode_release or config.release, config.decode_library)
         self.bootstrap = nurseries.prepare(config.release, config.prefill_library).rank("bootstrap")
         port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
-        self.prefill = [prefill.rank(f"prefill{rank}") for rank in range(config.prefill_tp * config.prefill_dp)]
+        self.prefill = [prefill.rank(f"prefill{rank}") for rank in range(self._group_size(PREFILL) * config.prefill_dp)]
         self.decode = [decode.rank(f"decode{rank}") for rank in range(config.decode_tp * config.decode_dp)]
         for ranks, wanted in ((self.prefill, config.prefill_library), (self.decode, config.decode_library)):
             # A path that the loader cannot open is passed over with a warning.
             if ranks[0].call("preloaded") != wanted:
                 raise RankError(f"{ranks[0].name} is preloaded or not, against what was asked: is the library there?")
         calls: list[tuple[RankProxy, str, dict[str, Any]]] = []
-        for role, ranks, tp_size, dp_size, environment, dtype, shape in (
-                (PREFILL, self.prefill, config.prefill_tp, config.prefill_dp, config.prefill_environment,
-                 config.prefill_dtype, config.prefill_shape or config.shape),
-                (DECODE, self.decode, config.decode_tp, config.decode_dp, config.decode_environment,
+        meeting = str(nurseries.scratch / f"stages-{self.bootstrap.pid}")
+        for role, ranks, tp_size, dp_size, pp_size, environment, dtype, shape in (
+                (PREFILL, self.prefill, config.prefill_tp, config.prefill_dp, config.prefill_pp,
+                 config.prefill_environment, config.prefill_dtype, config.prefill_shape or config.shape),
+                (DECODE, self.decode, config.decode_tp, config.decode_dp, 1, config.decode_environment,
                  config.decode_dtype, config.shape)):
             for number, rank in enumerate(ranks):
-                place = Topology(tp_size, number % tp_size, dp_size, number // tp_size)
+                group, within = divmod(number, tp_size * pp_size)
+                place = Topology(tp_size, within % tp_size, dp_size, group, pp_size, within // tp_size, meeting)
                 calls.append((rank, "setup", {"config": RankConfig(
                     role, place, shape, self.pages, port, config.connector, dict(environment), dtype,
                     config.reserve_only, config.record_calls,
                     config.record_messages and role == PREFILL, config.fork_first,
-                    config.prefill_altered if role == PREFILL else config.decode_altered)}))
+                    config.prefill_altered if role == PREFILL else config.decode_altered, config.layers,
+                    config.prefill_layer_ids if role == PREFILL else config.decode_layer_ids)}))
         self.info = gather(calls)
 
     def __enter__(self) -> Fleet:
@@ -297,9 +304,13 @@ class Fleet:
         for rank in [*self.prefill, *self.decode, *([self.bootstrap] if self.bootstrap else [])]:
             rank.close()
 
+    def _group_size(self, role: str) -> int:
+        """Processes of a data-parallel group: all stages of a prefill."""
+        return self.config.prefill_tp * self.config.prefill_pp if role == PREFILL else self.config.decode_tp
+
     def prefill_ranks(self, request: Request) -> list[RankProxy]:
-        first = request.prefill_group * self.config.prefill_tp
-        return self.prefill[first:first + self.config.prefill_tp]
+        size = self._group_size(PREFILL)
+        return self.prefill[request.prefill_group * size:(request.prefill_group + 1) * size]
 
     def decode_ranks(self, request: Request) -> list[RankProxy]:
         first = request.decode_group * self.config.decode_tp

@@ -42,6 +42,8 @@ class RankConfig:
     record_messages: bool = False       # of decodes, as they came
     fork_first: bool = False            # as a fork server does it: import the connector, fork, set the environment
     altered: tuple[str, ...] = ()       # class (without the connector's name) and method with another signature
+    layers: Optional[Sequence[Sequence[int]]] = None    # global layers of each whole pool: of a pipeline's stages
+    layer_ids: bool = True              # the stages say which of them they have
 
 
 @dataclass
@@ -68,6 +70,22 @@ class Call:
     """One call of the transfer engine: (buffer name, offset, length) of each source, raw destination addresses."""
     sources: tuple[tuple[str, int, int], ...]
     destinations: tuple[int, ...]
+
+
+def stage_entries(config: RankConfig) -> tuple[int, Optional[int], list[list[int]], list[list[int]]]:
+    """The stage's first layer and the one after its last, the buffers that it has of each pool, and their layer ids."""
+    pools, place = config.shape.pools, config.place
+    if config.layers is None:
+        return 0, None, [list(range(pool.entries)) for pool in pools], [[] for _ in pools]
+    count = sum(pool.layers for pool in pools)
+    start, end = (stage * count // place.pp_size for stage in (place.pp_rank, place.pp_rank + 1))
+    entries: list[list[int]] = []
+    for pool, layers in zip(pools, config.layers):
+        # All keys before all values, within the stage as within the model.
+        entries.append([entry for entry in range(pool.entries) if start <= layers[entry % pool.layers] < end])
+    ids = [[layers[entry % pool.layers] for entry in here] if config.layer_ids else []
+           for pool, layers, here in zip(pools, config.layers, entries)]
+    return start, end if place.pp_size > 1 else None, entries, ids
 
 
 def import_connector(name: str) -> Any:
@@ -145,22 +163,23 @@ class Rank:
 
         place, shape = config.place, config.shape
         fill = UNUSED if config.role == PREFILL else CANARY
-        for pool, pages in zip(shape.pools, config.pages):
+        first_layer, end_layer, entries, ids = stage_entries(config)
+        for pool, pages, here in zip(shape.pools, config.pages, entries):
             first, heads = pool.heads_of(place.tp_size, place.tp_rank)
             self.components.append([Buffer(pool, entry, pages, shape.page_size, first, heads, fill,
-                                           config.reserve_only) for entry in range(pool.entries)])
+                                           config.reserve_only) for entry in here])
         self.aux = [np.full((AUX_ROWS, size), fill, dtype=np.uint8) for size in AUX_BYTES]
         full, states = self.components[0], self.components[1:]
         args = KVArgs()
         args.engine_rank = place.global_rank if config.role == PREFILL else place.tp_rank
-        args.pp_rank, args.system_dp_rank, args.gpu_id = 0, 0, 0
+        args.pp_rank, args.system_dp_rank, args.gpu_id = place.pp_rank, 0, 0
         args.ib_device = args.ib_traffic_class = args.rust_http_port = args.kv_layout = None
         args.kv_cache_dtype_str = config.dtype or shape.dtype
         args.page_size = shape.page_size
         args.kv_data_ptrs = [buffer.address for buffer in full]
         args.kv_data_lens = [buffer.size for buffer in full]
         args.kv_item_lens = [buffer.item_len for buffer in full]
-        args.kv_layer_ids = []
+        args.kv_layer_ids = ids[0]
         args.aux_data_ptrs = [int(rows.ctypes.data) for rows in self.aux]
         args.aux_data_lens = [int(rows.nbytes) for rows in self.aux]
         args.aux_item_lens = [int(rows.shape[1]) for rows in self.aux]
@@ -171,9 +190,10 @@ class Rank:
         for name in ("state_layer_ids", "state_dim_per_tensor", "state_slice_outer_counts",
                      "state_conv_shard_groups"):
             setattr(args, name, [[] for _ in states])
+        args.state_layer_ids = ids[1:]
         args.is_hybrid_mla_backend = False
         args.swa_kv_cache_layout = "nhd"
-        args.prefill_start_layer, args.prefill_end_layer = 0, None
+        args.prefill_start_layer, args.prefill_end_layer = first_layer, end_layer
         args.mla_compression_ratios = None
         args.num_draft_entries = 0
         args.kv_head_num = shape.pools[0].heads_of(place.tp_size, place.tp_rank)[1]
@@ -286,6 +306,21 @@ class Rank:
 
     def clear(self, room: int) -> None:
         self.rooms.pop(room).clear()
+
+    def give_up_in_mid_send(self, room: int) -> None:
+        """The scheduler aborts and clears this room when the worker already has its next chunk in hand."""
+        def late(method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                sender = self.rooms.pop(room, None)
+                if sender is not None:
+                    sender.abort()
+                    sender.clear()
+                return method(*arguments, **named)
+            return call
+
+        for name in ("send_kvcache", "send_kvcache_slice"):
+            if hasattr(self.manager, name):
+                setattr(self.manager, name, late(getattr(self.manager, name)))
 
     def threads(self) -> dict[str, int]:
         """Living Python threads by the name of their function."""
