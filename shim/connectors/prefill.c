@@ -7,6 +7,7 @@
 #include "../../transport/log.h"
 #include "../options.h"
 #include "../python/signature.h"
+#include "cleared.h"
 
 static KvsPyObject *name_values; /* "values" */
 
@@ -97,9 +98,8 @@ static bool is_wanted(KvsPyObject *request, const struct wanted *wanted)
 	return yes;
 }
 
-static KvsPyObject *find_request(KvsPyObject *manager, KvsPyObject *key, const struct wanted *wanted)
+static KvsPyObject *find_in(KvsPyObject *list, KvsPyObject *key, const struct wanted *wanted)
 {
-	KvsPyObject *list = list_rooms(manager);
 	KvsPyObject *found = NULL;
 	/* The newest room is the likeliest. */
 	for (ssize_t i = list ? kvs_py.PyList_Size(list) - 1 : -1; !found && i >= 0; i--) {
@@ -112,6 +112,12 @@ static KvsPyObject *find_request(KvsPyObject *manager, KvsPyObject *key, const s
 	}
 	kvs_py.Py_DecRef(list);
 	return found;
+}
+
+static KvsPyObject *find_request(KvsPyObject *manager, KvsPyObject *key, const struct wanted *wanted)
+{
+	KvsPyObject *found = find_in(list_rooms(manager), key, wanted);
+	return found ? found : find_in(kvs_cleared_list(manager), key, wanted);
 }
 
 KvsPyObject *kvs_prefill_request(KvsPyObject *manager, KvsPyObject *key, const char *attribute, KvsPyObject *object)

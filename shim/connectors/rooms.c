@@ -7,6 +7,7 @@
 #include "../../policy/state.h"
 #include "../../transport/log.h"
 #include "../options.h"
+#include "cleared.h"
 #include "lift.h"
 
 #define REASON_NS 50000000U /* how much later than the connector's message our agent's may come */
@@ -64,6 +65,7 @@ KvsPyObject *kvs_sender_clear(const struct kvs_replaced *call)
 			kvs_source_forget(endpoint, room);
 		else
 			kvs_source_cancel(endpoint, room);
+		kvs_cleared_keep(call->self);
 	}
 	return kvs_replaced_call(call);
 }
