@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 
 from harness import shapes
 from harness.case import (FAILED, SUCCESS, Bench, RankError, case, expect, expect_alive, expect_bytes, expect_ends,
@@ -310,3 +311,29 @@ def page_size_mismatch(bench: Bench) -> None:
             expect(str(pages) in receivers[0].text and "64" in receivers[0].text, f"'{receivers[0].text}'")
             expect_bytes(fleet, [])
             expect_alive(fleet.prefill)
+
+
+def given_up_in_mid_send(connector: str, bench: Bench) -> None:
+    """The prefill's scheduler clears a room when the worker has its chunk in hand: nothing of it moves any more."""
+    with bench.fleet(SMALL, 2, 1, connector=connector) as fleet:
+        first = fleet.request()
+        fleet.run([first])
+        request = first.again(fleet.new_room())
+        fleet.fill(request)
+        fleet.wipe(request)
+        gather([(rank, "give_up_in_mid_send", {"room": request.room}) for rank in fleet.prefill])
+        fleet.open(request)
+        fleet.send(request)
+        outcome = fleet.decode[0].call("await_end", rooms=[request.room], timeout=5.0)[request.room]
+        expect(outcome.status == FAILED, f"a room that the prefill gave up ended with {outcome}")
+        fleet.decode[0].call("clear", room=request.room)
+        expect_bytes(fleet, [])
+        expect_alive(fleet.prefill)
+        last = first.again(fleet.new_room())
+        fleet.fill(last)
+        fleet.run([last])
+        expect_bytes(fleet, [last])
+
+
+for _connector in ("mooncake", "nixl", "mori"):
+    case(f"{_connector}-given-up-in-mid-send", True, ("0.5.18", "0.5.21"))(partial(given_up_in_mid_send, _connector))
