@@ -146,6 +146,21 @@ static bool one_length(const struct kvs_component *kv)
 	return true;
 }
 
+/*
+ * A pipeline stage whose layers could not be paired with the decode's by us, while the connector knows which layers it
+ * has. Where state of ours would be refused for the same reason the KV is not sent for nothing.
+ */
+static bool stage_without_ids(const struct kvs_layout *layout)
+{
+	const struct kvs_component *kv = &layout->components[KVS_COMPONENT_KV];
+	for (uint32_t c = 1; c < layout->component_count; c++) {
+		const struct kvs_state_row *row = kvs_state_find(layout->components[c].type);
+		if (row && row->sharding != KVS_SHARD_OTHER)
+			return false;
+	}
+	return layout->pp_size > 1 && kv->tensor_count > 0 && kv->tensors[0].layer_id == KVS_NO_LAYER;
+}
+
 /* More ranks than KV heads on either side: which head a rank holds was wrong upstream until 0.5.16 (mooncake), 0.5.17
  * (nixl), 0.5.21 (mori), with status Success. */
 static bool ranks_share_heads(KvsPyObject *manager, KvsPyObject *info)
@@ -168,8 +183,9 @@ bool kvs_prefill_kv_is_ours(KvsPyObject *manager, KvsPyObject *info)
 		return true;
 	if (!kvs_splice_tp_differs(manager, info))
 		return kvs_sglang_splices_equal(m, KVS_COMPONENT_KV);
-	return kvs_options()->policy != KVS_POLICY_REFUSED || !one_length(&m->layout->components[KVS_COMPONENT_KV]) ||
-	       ranks_share_heads(manager, info);
+	bool upstream_is_right =
+	        one_length(&m->layout->components[KVS_COMPONENT_KV]) && !ranks_share_heads(manager, info);
+	return !upstream_is_right || (kvs_options()->policy != KVS_POLICY_REFUSED && !stage_without_ids(m->layout));
 }
 
 enum kvs_sent kvs_prefill_send_kv(struct kvs_send *send, KvsPyObject *key)

@@ -39,8 +39,9 @@ KvsPyObject *kvs_prefill_request_numbered(KvsPyObject *manager, KvsPyObject *key
 
 /*
  * Is the full-attention KV that goes to this decode rank ours? At equal TP only with policy all, or where the connector
- * itself would send wrong bytes; with policy refused only where upstream's own slicing, which has one item length for
- * all buffers and, on several releases, the wrong head with more ranks than KV heads, is not right.
+ * itself would send wrong bytes; with policy refused, and on a pipeline stage whose release gives no layer ids, only
+ * where upstream's own slicing, which has one item length for all buffers and, on several releases, the wrong head with
+ * more ranks than KV heads, is not right.
  */
 bool kvs_prefill_kv_is_ours(KvsPyObject *manager, KvsPyObject *info);
 

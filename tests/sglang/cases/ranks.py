@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Sequence
 
 from harness.case import FAILED, Bench, case, expect, expect_alive, expect_bytes, expect_ends
-from harness.shapes import GPT_OSS_120B, GPT_OSS_SHORT
+from harness.shapes import GPT_OSS_120B, GPT_OSS_SHORT, Pool, Shape
 
 from .failures import STOCK_TEXT
 
@@ -17,6 +17,7 @@ CONNECTORS = ("mooncake", "nixl", "mori")
 # first, so that one stage of two has the window's layers and the other the full ones.
 STAGED = GPT_OSS_120B.with_layers(3, 3)
 BY_TURNS = ((1, 3, 5), (0, 2, 4))
+PLAIN = Shape("plain", (Pool("kv", 4, 8, 128, 128),), 64)
 APART = ((3, 4, 5), (0, 1, 2))
 
 
@@ -50,6 +51,16 @@ def without_ids(connector: str, bench: Bench) -> None:
             expect_alive(fleet.prefill)
 
 
+def full_attention_alone(connector: str, bench: Bench) -> None:
+    """Without numbers and without other state the connector's own slicing is right, and is left to it."""
+    with bench.fleet(PLAIN, 2, 1, prefill_pp=2, layers=((0, 1, 2, 3),), prefill_layer_ids=False,
+                     decode_layer_ids=False, tokens=300, connector=connector) as fleet:
+        request = fleet.request()
+        fleet.run([request])
+        expect_bytes(fleet, [request])
+        expect(all(report.get("bytes", "0") == "0" for report in fleet.reports()), "kvsplice moved some of it")
+
+
 def data_parallel(connector: str, bench: Bench) -> None:
     """Prefill TP 8 as two groups of 4, decode TP 4 as two groups of 2, eight rooms at once between all of them."""
     with bench.fleet(GPT_OSS_SHORT, 4, 2, prefill_dp=2, decode_dp=2, requests=8, connector=connector) as fleet:
@@ -67,5 +78,6 @@ for _connector in CONNECTORS:
         case(f"{_connector}-pipeline2-{_prefill}to{_decode}{_name}", True, _releases)(
             partial(pipeline, _connector, _prefill, _decode, _layers))
     case(f"{_connector}-pipeline2-without-ids", True, (E21,))(partial(without_ids, _connector))
+    case(f"{_connector}-pipeline2-full-attention-alone", True, (E21,))(partial(full_attention_alone, _connector))
     if _connector != "mooncake":    # its own is among the splice cases
         case(f"{_connector}-data-parallel-attention", True, (E21,))(partial(data_parallel, _connector))
