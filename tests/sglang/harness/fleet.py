@@ -242,6 +242,7 @@ class Fleet:
 
     def __init__(self, nurseries: Nurseries, config: FleetConfig, seed: int = 1) -> None:
         self.config = config
+        self._nurseries = nurseries
         self.random = random.Random(seed)
         self._rooms = itertools.count(self.random.randrange(1 << 40))
         shape = config.shape
@@ -253,6 +254,7 @@ class Fleet:
         self.bootstrap: Optional[RankProxy] = None
         self.prefill: list[RankProxy] = []
         self.decode: list[RankProxy] = []
+        self._idle: list[RankProxy] = []        # decode ranks that are not in use
         try:
             self._start(nurseries)
         except BaseException:
@@ -269,7 +271,7 @@ class Fleet:
         prefill = nurseries.prepare(config.release, config.prefill_library)
         decode = nurseries.prepare(config.decode_release or config.release, config.decode_library)
         self.bootstrap = nurseries.prepare(config.release, config.prefill_library).rank("bootstrap")
-        port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
+        port = self._port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
         self.prefill = [prefill.rank(f"prefill{rank}") for rank in range(self._group_size(PREFILL) * config.prefill_dp)]
         self.decode = [decode.rank(f"decode{rank}") for rank in range(config.decode_tp * config.decode_dp)]
         for ranks, wanted in ((self.prefill, config.prefill_library), (self.decode, config.decode_library)):
@@ -301,8 +303,31 @@ class Fleet:
         self.close()
 
     def close(self) -> None:
-        for rank in [*self.prefill, *self.decode, *([self.bootstrap] if self.bootstrap else [])]:
+        for rank in [*self.prefill, *self.decode, *self._idle, *([self.bootstrap] if self.bootstrap else [])]:
             rank.close()
+
+    def new_decode(self, tp_size: int) -> list[RankProxy]:
+        """Decode ranks of another TP size for the same prefill, to be used with decoding; their pages are empty."""
+        config = self.config
+        nursery = self._nurseries.prepare(config.decode_release or config.release, config.decode_library)
+        ranks = [nursery.rank(f"decode{tp_size}.{rank}") for rank in range(tp_size)]
+        self._idle += ranks
+        gather([(rank, "setup", {"config": RankConfig(
+            DECODE, Topology(tp_size, number), config.shape, self.pages, self._port, config.connector,
+            dict(config.decode_environment))}) for number, rank in enumerate(ranks)])
+        if not all(gather([(rank, "find_prefill", {}) for rank in ranks])):
+            raise RankError("a decode rank does not find the prefill")
+        return ranks
+
+    @contextlib.contextmanager
+    def decoding(self, ranks: list[RankProxy]) -> Iterator[None]:
+        """These ranks are the decode meanwhile."""
+        before, size = self.decode, self.config.decode_tp
+        self.decode, self.config.decode_tp = ranks, len(ranks)
+        try:
+            yield
+        finally:
+            self.decode, self.config.decode_tp = before, size
 
     def _group_size(self, role: str) -> int:
         """Processes of a data-parallel group: all stages of a prefill."""
