@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 from harness.case import SUCCESS, Bench, case, expect_alive, expect_bytes, expect_ends
 from harness.shapes import GPT_OSS_120B
@@ -53,6 +54,38 @@ def another_tp(connector: str, bench: Bench) -> None:
         expect_alive(fleet.prefill)
 
 
+ROOMS = 128
+
+
+def proportional_kib(pid: int) -> int:
+    """Memory of a process, pages that several share by their share."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    return 0
+
+
+def many_rooms(bench: Bench) -> None:
+    """128 rooms open and sent at once between 8 prefill and 4 decode processes."""
+    with bench.fleet(SMALL, 8, 4, requests=ROOMS, tokens=200) as fleet:
+        requests = [fleet.request() for _ in range(ROOMS)]
+        for request in requests:
+            fleet.fill(request)
+            fleet.open(request)
+        for request in requests:
+            fleet.send(request)
+        for senders, receivers in fleet.finish(requests, 60.0).values():
+            expect_ends(senders, SUCCESS, "prefill")
+            expect_ends(receivers, SUCCESS, "decode")
+        expect_bytes(fleet, requests)
+        expect_alive(fleet.prefill)
+        ranks = [*fleet.prefill, *fleet.decode]
+        total = sum(proportional_kib(rank.pid) for rank in ranks)
+        print(f"      {ROOMS} rooms, {len(ranks)} processes forked from one that has imported SGLang: "
+              f"{total / 1024:.0f} MiB, each page counted once", flush=True)
+
+
+case("128-rooms-8to4", True, ("0.5.21",))(many_rooms)
 for _connector in CONNECTORS:
     case(f"{_connector}-decodes-of-three-sizes", True, ("0.5.18", "0.5.21"))(partial(two_fleets, _connector))
     case(f"{_connector}-decode-with-another-tp", True, ("0.5.21",))(partial(another_tp, _connector))

@@ -21,7 +21,7 @@ PREFILL = "prefill"
 DECODE = "decode"
 CLASS_PREFIX = {"mooncake": "Mooncake", "nixl": "Nixl", "mori": "Mori"}
 DOUBLES = Path(__file__).resolve().parents[2] / "doubles"   # of engines that have no package
-AUX_ROWS = 64
+AUX_ROWS = 160
 AUX_BYTES = (64, 256)   # bytes of a row in each metadata buffer
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
