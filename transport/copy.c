@@ -99,6 +99,58 @@ size_t kvs_copy_unpack(const struct kvs_plan *plan, struct kvs_cursor *cursor, c
 	return walk(plan, cursor, (uint8_t *)(uintptr_t)linear, size, KVS_SIDE_DESTINATION);
 }
 
+uint64_t kvs_copy_run(const struct kvs_plan *plan, const struct kvs_cursor *cursor, enum kvs_side side)
+{
+	if (cursor->copy >= plan->copy_count)
+		return 0;
+	const struct kvs_copy *copy = &plan->copies[cursor->copy];
+	uint64_t stride = side == KVS_SIDE_SOURCE ? copy->src_block_stride : copy->dst_block_stride;
+	uint64_t blocks = stride == copy->block_len ? copy->block_count - cursor->block : 1;
+	return blocks * copy->block_len - cursor->offset;
+}
+
+uint32_t kvs_copy_runs(const struct kvs_plan *plan, const struct kvs_cursor *cursor, enum kvs_side side, size_t size,
+                       struct iovec *runs_p, uint32_t most)
+{
+	struct kvs_cursor at_run = *cursor;
+	uint32_t count = 0;
+	while (size > 0 && plan->pair_count > 0 && at_run.copy < plan->copy_count) {
+		const struct kvs_copy *copy = &plan->copies[at_run.copy];
+		uint8_t *start = at(place(copy, plan, &at_run, side)) + at_run.offset;
+		uint64_t length = kvs_copy_run(plan, &at_run, side);
+		if (length > size)
+			length = size;
+		struct iovec *last = count > 0 ? &runs_p[count - 1] : NULL;
+		if (last != NULL && (uint8_t *)last->iov_base + last->iov_len == start) {
+			last->iov_len += length;
+		} else {
+			if (count == most)
+				break;
+			runs_p[count++] = (struct iovec){.iov_base = start, .iov_len = length};
+		}
+		size -= length;
+		kvs_copy_skip(plan, &at_run, length);
+	}
+	return count;
+}
+
+void kvs_copy_skip(const struct kvs_plan *plan, struct kvs_cursor *cursor, uint64_t size)
+{
+	while (size > 0 && plan->pair_count > 0 && cursor->copy < plan->copy_count) {
+		const struct kvs_copy *copy = &plan->copies[cursor->copy];
+		uint64_t left = (copy->block_count - cursor->block) * copy->block_len - cursor->offset;
+		if (size >= left) {
+			advance(plan, cursor, copy->block_count - cursor->block);
+			size -= left;
+			continue;
+		}
+		uint64_t within = cursor->offset + size;
+		cursor->block += within / copy->block_len;
+		cursor->offset = within % copy->block_len;
+		return;
+	}
+}
+
 bool kvs_copy_guard(const struct kvs_plan *plan, enum kvs_side side, const struct kvs_layout *layout,
                     uint32_t component, struct kvs_text *text)
 {

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "../policy/plan.h"
 
@@ -27,6 +28,19 @@ enum kvs_side {
 	KVS_SIDE_SOURCE,
 	KVS_SIDE_DESTINATION,
 };
+
+/* Bytes at the cursor that lie side by side on one side, within one item; 0 at the end of the stream. Pure. */
+uint64_t kvs_copy_run(const struct kvs_plan *plan, const struct kvs_cursor *cursor, enum kvs_side side);
+
+/*
+ * Where the next size bytes of the stream lie on one side, neighbours as one: at most so many places, so they may hold
+ * fewer bytes. Returns how many places; the cursor stays. Pure.
+ */
+uint32_t kvs_copy_runs(const struct kvs_plan *plan, const struct kvs_cursor *cursor, enum kvs_side side, size_t size,
+                       struct iovec *runs_p, uint32_t most);
+
+/* The next size bytes of the stream were moved by other means. */
+void kvs_copy_skip(const struct kvs_plan *plan, struct kvs_cursor *cursor, uint64_t size);
 
 /*
  * Does every byte of the plan's side lie inside the tensors registered in this process? The plan was built from checked

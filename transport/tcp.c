@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tcp transport: the worker packs and sends over a connection of its own, the agent scatters what arrives. Streams
- * follow each other without framing: both ends know the length of each. A stream that ends early takes the connection
- * with it, at both ends, so nothing stale is ever read.
+ * The tcp transport: the worker packs and sends over a connection of its own, the agent scatters what arrives; what
+ * lies in long runs of host memory is sent from there and received straight into place. Streams follow each other
+ * without framing: both ends know the length of each. A stream that ends early takes the connection with it, at both
+ * ends, so nothing stale is ever read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,8 +16,12 @@
 #include "cuda_link.h"
 #include "link.h"
 #include "sock.h"
+#include "tcp.h"
 
 #define TCP_PIECE (256u << 10)
+#define TCP_RUNS  64u /* places in one call */
+
+uint64_t kvs_tcp_direct_min = 4096;
 
 static bool tcp_probe(const struct kvs_link *link, struct kvs_text *reason)
 {
@@ -56,26 +61,37 @@ static bool wait_writable(struct kvs_link *link, struct kvs_request *request, st
 	return false;
 }
 
-static bool send_all(struct kvs_link *link, struct kvs_request *request, const uint8_t *data, size_t size,
+/* Send some of it: how many bytes, 0: none; text says why unless the request was stopped. */
+static size_t send_some(struct kvs_link *link, struct kvs_request *request, struct iovec *runs, uint32_t count,
+                        struct kvs_text *text)
+{
+	const struct msghdr msg = {.msg_iov = runs, .msg_iovlen = count};
+	while (!kvs_request_stopped(request)) {
+		ssize_t sent = sendmsg(link->data_fd, &msg, MSG_NOSIGNAL);
+		if (sent > 0)
+			return (size_t)sent;
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+			kvs_text_set(text, "data connection: %m");
+			return 0;
+		}
+		if (!wait_writable(link, request, text))
+			return 0;
+	}
+	return 0;
+}
+
+static bool send_all(struct kvs_link *link, struct kvs_request *request, uint8_t *data, size_t size,
                      struct kvs_text *text)
 {
 	while (size > 0) {
-		if (kvs_request_stopped(request))
+		struct iovec run = {.iov_base = data, .iov_len = size};
+		size_t sent = send_some(link, request, &run, 1, text);
+		if (sent == 0)
 			return false;
-		ssize_t sent = send(link->data_fd, data, size, MSG_NOSIGNAL);
-		if (sent < 0 && errno == EINTR)
-			continue;
-		if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-			if (!wait_writable(link, request, text))
-				return false;
-			continue;
-		}
-		if (sent < 0) {
-			kvs_text_set(text, "data connection: %m");
-			return false;
-		}
 		data += sent;
-		size -= (size_t)sent;
+		size -= sent;
 	}
 	return true;
 }
@@ -101,10 +117,38 @@ static bool connect_data(struct kvs_link *link, struct kvs_request *request, uin
 	}
 	kvs_put_data(&body, &msg);
 	kvs_wire_header_init(&header, KVS_MESSAGE_DATA, (uint32_t)body.size, link->peer->record.key);
-	bool ok = !body.failed && send_all(link, request, (const uint8_t *)&header, sizeof(header), text) &&
+	bool ok = !body.failed && send_all(link, request, (uint8_t *)&header, sizeof(header), text) &&
 	          send_all(link, request, body.data, body.size, text);
 	free(body.data);
 	return ok;
+}
+
+/* Are the runs at the cursor worth a place each? Never those in GPU memory. */
+static bool is_direct(const struct kvs_link *link, const struct kvs_plan *plan, const struct kvs_cursor *cursor,
+                      enum kvs_side side)
+{
+	if (link->endpoint->cuda != NULL || cursor->copy >= plan->copy_count)
+		return false;
+	/* What is left of a run may be short: its whole length counts. */
+	struct kvs_cursor whole = {.copy = cursor->copy, .pair = cursor->pair};
+	return kvs_copy_run(plan, &whole, side) >= kvs_tcp_direct_min;
+}
+
+/* Up to size bytes: how many, 0: none, and why is said as by send_some. */
+static size_t send_piece(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_cursor *cursor,
+                         uint8_t *piece, size_t size, struct kvs_text *text)
+{
+	if (is_direct(link, request->plan, cursor, KVS_SIDE_SOURCE)) {
+		struct iovec runs[TCP_RUNS];
+		uint32_t count = kvs_copy_runs(request->plan, cursor, KVS_SIDE_SOURCE, size, runs, TCP_RUNS);
+		size_t sent = send_some(link, request, runs, count, text);
+		kvs_copy_skip(request->plan, cursor, sent);
+		return sent;
+	}
+	if (!kvs_linear_get(link, request->plan, stream, cursor, piece, size, text) ||
+	    !send_all(link, request, piece, size, text))
+		return 0;
+	return size;
 }
 
 static bool tcp_send(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_text *text)
@@ -120,10 +164,10 @@ static bool tcp_send(struct kvs_link *link, struct kvs_request *request, uint64_
 	}
 	while (left > 0) {
 		size_t size = left < TCP_PIECE ? (size_t)left : TCP_PIECE;
-		if (!kvs_linear_get(link, request->plan, stream, &cursor, piece, size, text) ||
-		    !send_all(link, request, piece, size, text))
+		size_t sent = send_piece(link, request, stream, &cursor, piece, size, text);
+		if (sent == 0)
 			break;
-		left -= size;
+		left -= sent;
 	}
 	free(piece);
 	kvs_linear_end(link);
@@ -135,7 +179,14 @@ static enum kvs_step tcp_pull(struct kvs_link *link, struct kvs_sink *sink, stru
 	uint64_t left = sink->plan->bytes - sink->position;
 	if (link->data_fd < 0)
 		return KVS_STEP_IDLE; /* not connected yet */
-	ssize_t got = recv(link->data_fd, link->data_buffer, left < TCP_PIECE ? (size_t)left : TCP_PIECE, 0);
+	size_t size = left < TCP_PIECE ? (size_t)left : TCP_PIECE;
+	struct iovec runs[TCP_RUNS] = {{.iov_base = link->data_buffer, .iov_len = size}};
+	bool direct = is_direct(link, sink->plan, &sink->cursor, KVS_SIDE_DESTINATION);
+	uint32_t count = 1;
+	if (direct)
+		count = kvs_copy_runs(sink->plan, &sink->cursor, KVS_SIDE_DESTINATION, size, runs, TCP_RUNS);
+	struct msghdr msg = {.msg_iov = runs, .msg_iovlen = count};
+	ssize_t got = recvmsg(link->data_fd, &msg, 0);
 	if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
 		return KVS_STEP_IDLE;
 	if (got <= 0) {
@@ -146,7 +197,9 @@ static enum kvs_step tcp_pull(struct kvs_link *link, struct kvs_sink *sink, stru
 			kvs_text_set(text, "data connection: %m");
 		return KVS_STEP_FAILED;
 	}
-	if (!kvs_linear_put(link, sink, link->data_buffer, (size_t)got, text))
+	if (direct)
+		kvs_copy_skip(sink->plan, &sink->cursor, (uint64_t)got);
+	else if (!kvs_linear_put(link, sink, link->data_buffer, (size_t)got, text))
 		return KVS_STEP_FAILED;
 	sink->position += (uint64_t)got;
 	return sink->position == sink->plan->bytes ? KVS_STEP_DONE : KVS_STEP_PROGRESS;

@@ -44,6 +44,34 @@ static void reference(const struct kvs_plan *plan, uint8_t *stream)
 	cr_assert(at == plan->bytes);
 }
 
+/* The stream gathered through the places of its bytes, in pieces of any size and of few places. */
+static void check_runs(const struct kvs_plan *plan, const uint8_t *want, uint8_t *got, enum kvs_side side,
+                       uint64_t seed)
+{
+	struct kvs_cursor cursor = {.copy = 0};
+	struct iovec runs[8];
+	uint64_t at = 0;
+	memset(got, 0, plan->bytes);
+	while (at < plan->bytes) {
+		size_t most = test_random_in(&seed, 1, 20000), size = 0;
+		most = most < plan->bytes - at ? most : plan->bytes - at;
+		uint32_t count = kvs_copy_runs(plan, &cursor, side, most, runs, (uint32_t)test_random_in(&seed, 1, 8));
+		cr_assert(count > 0 && kvs_copy_run(plan, &cursor, side) > 0);
+		for (uint32_t i = 0; i < count; i++) {
+			cr_assert(size + runs[i].iov_len <= most, "more than was asked for");
+			memcpy(got + at + size, runs[i].iov_base, runs[i].iov_len);
+			size += runs[i].iov_len;
+		}
+		/* As after a call that moved some of it. */
+		size = test_random_in(&seed, 1, size);
+		kvs_copy_skip(plan, &cursor, size);
+		at += size;
+	}
+	cr_expect(memcmp(want, got, plan->bytes) == 0, "places of side %d", (int)side);
+	cr_expect(kvs_copy_run(plan, &cursor, side) == 0 && kvs_copy_runs(plan, &cursor, side, 1, runs, 8) == 0,
+	          "nothing is left");
+}
+
 static void check(uint32_t prefill_tp, uint32_t decode_tp, uint32_t page, uint32_t width, uint64_t seed)
 {
 	uint32_t heads = 8, v_width = width / 2;
@@ -86,6 +114,8 @@ static void check(uint32_t prefill_tp, uint32_t decode_tp, uint32_t page, uint32
 		memcpy(again + at, (const void *)(uintptr_t)run.dst, run.len);
 	cr_expect(memcmp(want, again, plan->bytes) == 0, "unpack %u to %u, page %u, width %u", prefill_tp, decode_tp,
 	          page, width);
+	check_runs(plan, want, again, KVS_SIDE_SOURCE, seed);
+	check_runs(plan, want, again, KVS_SIDE_DESTINATION, seed);
 	free(want);
 	free(got);
 	free(again);
