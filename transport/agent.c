@@ -191,6 +191,7 @@ static void on_event(const struct epoll_event *event)
 /* Let the flights work; then how long may the thread sleep? The lock held, released for a moment. */
 static int work(void)
 {
+	int overdue = kvs_flights_expire(kvs_now_ns());
 	bool busy = kvs_flights_serve();
 	if (!busy) {
 		kvs_unlock();
@@ -200,7 +201,7 @@ static int work(void)
 	if (busy || !kvs_flights_sleep())
 		return 0;
 	uint64_t now = kvs_now_ns();
-	int due[] = {kvs_links_expire(now), kvs_stats_due_ms(now), kvs_cuda_expire(now),
+	int due[] = {overdue, kvs_links_expire(now), kvs_stats_due_ms(now), kvs_cuda_expire(now),
 	             kvs_flights_held() ? HELD_MS : -1};
 	int least = -1;
 	for (size_t i = 0; i < sizeof(due) / sizeof(due[0]); i++) {

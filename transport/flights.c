@@ -15,6 +15,7 @@
 #define TURN_NS     1000000u /* of one link, before the next has its turn; pieces are far shorter */
 #define SPIN_NS     30000u
 #define SPIN_LINKS  64
+#define LATE_NS     250000000u /* after its own timeout a prefill that is able to says itself why it gave up */
 
 /* Links whose flight may get bytes without an event; the agent thread's own. */
 static struct kvs_link *spin_links[SPIN_LINKS];
@@ -377,6 +378,29 @@ bool kvs_flights_serve(void)
 			spin_links[spin_count++] = link;
 	}
 	return moved;
+}
+
+int kvs_flights_expire(uint64_t now_ns)
+{
+	uint64_t most = (uint64_t)kvs_config_get()->timeout_ms * 1000000U + LATE_NS;
+	int least = -1;
+	for (struct kvs_link *link = kvs_state.links; link != NULL; link = link->next) {
+		struct kvs_flight *next;
+		for (struct kvs_flight *flight = link->flights; flight != NULL && !link->drop; flight = next) {
+			struct kvs_text text;
+			next = flight->next;
+			if (now_ns < flight->asked_ns + most) {
+				int ms = (int)((flight->asked_ns + most - now_ns) / 1000000) + 1;
+				least = least < 0 || ms < least ? ms : least;
+				continue;
+			}
+			kvs_text_set(&text,
+			             "%.150s did not send all of component %u within %u ms (KVSPLICE_TIMEOUT_MS)",
+			             link->name, flight->component, kvs_config_get()->timeout_ms);
+			fail_flight(link, flight, text.s);
+		}
+	}
+	return least;
 }
 
 bool kvs_flights_spin(void)

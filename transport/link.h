@@ -183,6 +183,8 @@ void kvs_flight_route_failed(struct kvs_link *link, uint64_t request, uint64_t s
 void kvs_flights_end(struct kvs_link *link);
 /* One turn for every link with work, the lock released while bytes are copied. True: something was moved. */
 bool kvs_flights_serve(void);
+/* Fail the pulls whose prefill has not sent everything in time. Milliseconds to the next such time, or -1. */
+int kvs_flights_expire(uint64_t now_ns);
 /* Nothing to do? Asks all to wake us; false: there is something already. */
 bool kvs_flights_sleep(void);
 /* Is something on its way into memory by itself? Then who moves it is to look at its clock. */

@@ -198,3 +198,41 @@ Test(agent_staging, one_peer_stuck_then_dead, .timeout = 60)
 	cr_expect(fleet_transfer(fleet, 4) && fleet_wrong(fleet, 4) == 0 && fleet_strayed(fleet) == 0);
 	fleet_stop(fleet);
 }
+
+/* A prefill that stays connected and sends nothing more: its room fails in time, and nothing of it lands afterwards. */
+Test(agent_staging, one_peer_stopped, .timeout = 60)
+{
+	fleet_child_setup = fault_slow;
+	fault_slow();
+	fleet_prefill_config.transports = fleet_decode_config.transports = FAULT_ORDER;
+	fleet_prefill_config.staging_bytes = fleet_decode_config.staging_bytes = LEAST;
+	fleet_decode_config.timeout_ms = 400;
+	struct fleet *fleet = fleet_start_decode(&shape);
+	struct kvs_text text = {.s = ""};
+	fleet_fill(fleet);
+	uint64_t generation = fleet_open(fleet, 0, 0);
+	pid_t stuck = fork();
+	cr_assert(stuck >= 0);
+	if (stuck == 0) {
+		fleet_join(fleet);
+		struct kvs_pull pull = fleet_pull(fleet, 0, 0, 0, generation);
+		(void)kvs_pull(&pull, &text);
+		_exit(0);
+	}
+	while (!fleet_reached(fleet, 0, 0))
+		usleep(200);
+	kill(stuck, SIGSTOP);
+	for (int i = 0; i < 5000 && fleet_state(fleet, 0, 0, &text) == KVS_ROOM_OPEN; i++)
+		usleep(1000);
+	cr_expect(fleet_state(fleet, 0, 0, &text) == KVS_ROOM_FAILED &&
+	                  strstr(text.s, "within 400 ms (KVSPLICE_TIMEOUT_MS)") != NULL,
+	          "%s", text.s);
+	fleet_close(fleet, 0, 0, KVS_ROOM_FAILURE);
+	uint64_t touched = fleet_touched(fleet, 0);
+	kill(stuck, SIGCONT);
+	waitpid(stuck, NULL, 0);
+	cr_expect(fleet_touched(fleet, 0) == touched, "something landed after the room was closed");
+	fleet_join(fleet);
+	cr_expect(fleet_transfer(fleet, 1) && fleet_wrong(fleet, 1) == 0 && fleet_strayed(fleet) == 0);
+	fleet_stop(fleet);
+}
