@@ -4,8 +4,8 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <time.h>
 
+#include "clock.h"
 #include "cuda_tables.h"
 #include "cuda_wake.h"
 
@@ -16,13 +16,6 @@
 #define PIECE_LONG    1500000u /* ns: one that took more is to be smaller */
 #define BLOCKS_PER_MP 8u       /* of the kernel's grid: enough to keep the memory busy */
 #define BATCH_2D      64u      /* copies put into the stream before it is waited for */
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
-}
 
 bool kvs_cuda_engine_reserve(struct kvs_cuda_engine *engine, struct kvs_text *text)
 {
@@ -208,7 +201,7 @@ bool kvs_cuda_engine_launch(struct kvs_cuda_engine *engine, struct kvs_text *tex
 	struct kvs_cuda_scope scope;
 	if (!kvs_cuda_enter(&scope, cuda, engine->gpu->context, text))
 		return false;
-	engine->begun_ns = now_ns();
+	engine->begun_ns = kvs_now_ns();
 	engine->wakes = kvs_cuda_wakes();
 	bool ok = (engine->by_kernel ? launch_kernel(engine, text) : launch_2d(engine, text)) &&
 	          kvs_cuda_call(cuda, text, EventRecord, engine->done, engine->stream) &&
@@ -221,7 +214,7 @@ bool kvs_cuda_engine_launch(struct kvs_cuda_engine *engine, struct kvs_text *tex
 /* A piece is to take about a millisecond. */
 static void learn(struct kvs_cuda_engine *engine, uint64_t bytes)
 {
-	uint64_t took = now_ns() - engine->begun_ns;
+	uint64_t took = kvs_now_ns() - engine->begun_ns;
 	if (took > PIECE_LONG && engine->piece > PIECE_MIN)
 		engine->piece /= 2;
 	else if (took < PIECE_SHORT && bytes * 2 >= engine->piece && engine->piece < PIECE_MAX)

@@ -30,11 +30,9 @@ int kvs_rdma_memory_node(uint64_t address)
 	return node;
 }
 
-static int device_node(const struct kvs_ibv_device *device)
+int kvs_rdma_node_in(const char *path)
 {
-	char path[KVS_IBV_PATH_MAX + 32];
 	int node = -1;
-	(void)snprintf(path, sizeof(path), "%.*s/device/numa_node", KVS_IBV_PATH_MAX, device->ibdev_path);
 	FILE *file = fopen(path, "re");
 	if (file == NULL)
 		return -1;
@@ -42,6 +40,13 @@ static int device_node(const struct kvs_ibv_device *device)
 		node = -1;
 	fclose(file);
 	return node;
+}
+
+static int device_node(const struct kvs_ibv_device *device)
+{
+	char path[KVS_IBV_PATH_MAX + 32];
+	(void)snprintf(path, sizeof(path), "%.*s/device/numa_node", KVS_IBV_PATH_MAX, device->ibdev_path);
+	return kvs_rdma_node_in(path);
 }
 
 /* "mlx5_0" or "mlx5_0:1". */

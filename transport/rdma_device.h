@@ -72,6 +72,9 @@ void kvs_rdma_devices_forget(void);
 /* An event of the device of this number is there. */
 void kvs_rdma_device_event(uint64_t number);
 
+/* The node that a numa_node file of sysfs names; -1: unknown. */
+int kvs_rdma_node_in(const char *path);
+
 /* The node of the page at this address; -1: unknown. */
 int kvs_rdma_memory_node(uint64_t address);
 

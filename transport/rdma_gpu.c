@@ -120,7 +120,7 @@ struct kvs_ibv_mr *kvs_rdma_gpu_register(struct kvs_rdma_device *device, const s
 
 int kvs_rdma_gpu_node(const struct kvs_cuda_memory *memory)
 {
-	int domain = 0, bus = 0, slot = 0, node = -1;
+	int domain = 0, bus = 0, slot = 0;
 	char path[96];
 	struct kvs_text text;
 	if (!get_attribute(memory->gpu, KVS_CU_DEVICE_PCI_DOMAIN, &domain, &text) ||
@@ -129,11 +129,5 @@ int kvs_rdma_gpu_node(const struct kvs_cuda_memory *memory)
 		return -1;
 	(void)snprintf(path, sizeof(path), "/sys/bus/pci/devices/%04x:%02x:%02x.0/numa_node", (unsigned)domain,
 	               (unsigned)bus, (unsigned)slot);
-	FILE *file = fopen(path, "re");
-	if (file == NULL)
-		return -1;
-	if (fscanf(file, "%d", &node) != 1)
-		node = -1;
-	fclose(file);
-	return node;
+	return kvs_rdma_node_in(path);
 }

@@ -27,13 +27,6 @@ void kvs_unlock(void)
 	pthread_mutex_unlock(&kvs_state.lock);
 }
 
-uint64_t kvs_now_ns(void)
-{
-	struct timespec now;
-	(void)clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
-}
-
 bool kvs_wait_until(pthread_cond_t *cond, uint64_t deadline_ns)
 {
 	struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000U),

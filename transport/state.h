@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "agent.h"
+#include "clock.h"
 #include "conn.h"
 #include "record.h"
 #include "stats.h"
@@ -99,9 +100,6 @@ extern struct kvs_state kvs_state;
 
 void kvs_lock(void);
 void kvs_unlock(void);
-
-/* Monotonic nanoseconds. */
-uint64_t kvs_now_ns(void);
 
 /* Wait on a condition with the lock held, until this time at most. False: the time is over. */
 bool kvs_wait_until(pthread_cond_t *cond, uint64_t deadline_ns);

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "../../transport/agreed.h"
+#include "../../transport/clock.h"
 #include "../../transport/log.h"
 
 #define AGREE_NS      5000000000U /* how long after send_metadata a prefill may take to agree */
@@ -33,13 +34,6 @@ static const struct refusal {
 #undef X
 };
 #define REFUSAL_COUNT (sizeof refusals / sizeof refusals[0])
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
-}
 
 static bool set(KvsPyObject *object, const char *attribute, KvsPyObject *value)
 {
@@ -232,7 +226,7 @@ static bool agrees_soon(KvsPyObject *receiver)
 		KvsPyObject *yes = kvs_py.PyLong_FromLongLong(1);
 		set(info, ATTRIBUTE_WAITED, yes);
 		kvs_py.Py_DecRef(yes);
-		for (uint64_t end = now_ns() + FIRST_WAIT_NS; !agreed && now_ns() < end;
+		for (uint64_t end = kvs_now_ns() + FIRST_WAIT_NS; !agreed && kvs_now_ns() < end;
 		     agreed = has_agreed(receiver)) {
 			void *state = kvs_py.PyEval_SaveThread();
 			nanosleep(&pause, NULL);
@@ -248,7 +242,7 @@ static bool hold(const struct kvs_replaced *call)
 {
 	KvsPyObject *parts[] = {call->original, call->args, call->kwargs ? call->kwargs : kvs_py.none};
 	KvsPyObject *held = kvs_py.PyTuple_New(3);
-	KvsPyObject *until = kvs_py.PyLong_FromUnsignedLongLong(now_ns() + AGREE_NS);
+	KvsPyObject *until = kvs_py.PyLong_FromUnsignedLongLong(kvs_now_ns() + AGREE_NS);
 	for (ssize_t i = 0; held && i < 3; i++) {
 		kvs_py.Py_IncRef(parts[i]);
 		kvs_py.PyTuple_SetItem(held, i, parts[i]);
@@ -290,7 +284,7 @@ enum kvs_lift kvs_lift_poll(KvsPyObject *receiver, KvsPyObject **held_p)
 		return KVS_LIFT_AGREED;
 	}
 	kvs_py.Py_DecRef(held);
-	if (kvs_py_attr_u64(receiver, ATTRIBUTE_UNTIL, &until) && now_ns() < until)
+	if (kvs_py_attr_u64(receiver, ATTRIBUTE_UNTIL, &until) && kvs_now_ns() < until)
 		return KVS_LIFT_HELD;
 	kvs_lift_drop(receiver);
 	return KVS_LIFT_OVER;

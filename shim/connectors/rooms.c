@@ -2,9 +2,9 @@
 #include "rooms.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "../../policy/state.h"
+#include "../../transport/clock.h"
 #include "../../transport/log.h"
 #include "../options.h"
 #include "cleared.h"
@@ -61,11 +61,12 @@ KvsPyObject *kvs_sender_clear(const struct kvs_replaced *call)
 	uint64_t endpoint, room;
 	int64_t state = -1;
 	if (room_of(call->self, &endpoint, &room)) {
-		if (kvs_py_attr_i64(call->self, "conclude_state", &state) && state == KVS_POLL_SUCCESS)
+		if (kvs_py_attr_i64(call->self, "conclude_state", &state) && state == KVS_POLL_SUCCESS) {
 			kvs_source_forget(endpoint, room);
-		else
+		} else {
 			kvs_source_cancel(endpoint, room);
-		kvs_cleared_keep(call->self);
+			kvs_cleared_keep(call->self);
+		}
 	}
 	return kvs_replaced_call(call);
 }
@@ -300,10 +301,7 @@ static bool poll_held(KvsPyObject *receiver)
 /* Is there still time for our agent to learn why a room failed that the connector calls failed? */
 static bool reason_may_come(KvsPyObject *receiver)
 {
-	struct timespec now;
-	uint64_t since = 0;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	uint64_t ns = (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
+	uint64_t since = 0, ns = kvs_now_ns();
 	if (kvs_py_attr_u64(receiver, ATTRIBUTE_FAILED_AT, &since))
 		return ns - since < REASON_NS;
 	KvsPyObject *number = kvs_py.PyLong_FromUnsignedLongLong(ns);
