@@ -12,67 +12,32 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "support/agent_fleet.h"
+#include "support/agent_bench.h"
 #include "transport/state.h"
 #include "transport/tcp.h"
 
 #define REPEAT       5
-#define PAIRS        16 /* of ranks in a request */
 #define IDLE_SECONDS 5
 
 static void need(const char *what)
 {
-	const char *chosen = getenv("KVS_BENCH");
-	if (chosen == NULL || strcmp(chosen, what) != 0)
-		cr_skip("KVS_BENCH is not %s", what);
-	fleet_prefill_config.transports = fleet_decode_config.transports = "tcp";
-	fleet_prefill_config.timeout_ms = fleet_decode_config.timeout_ms = 60000;
-}
-
-/* The first pairs of a request's ranks at once, from the first to begin to the last to end. Seconds. */
-static double request(struct fleet *fleet, uint32_t pairs)
-{
-	const struct fleet_shape *shape = &fleet->shape;
-	uint64_t generations[FLEET_RANKS], began = UINT64_MAX, ended = 0;
-	struct fleet_job jobs[PAIRS];
-	uint32_t count = 0;
-	for (uint32_t d = 0; d < shape->decode_tp; d++)
-		generations[d] = fleet_open(fleet, d, 0);
-	for (uint32_t r = 0; r < shape->prefill_tp; r++) {
-		uint32_t targets, first = fleet_first_target(fleet, r, &targets);
-		for (uint32_t d = first; d < first + targets && count < pairs; d++) {
-			struct kvs_pull pull = fleet_pull(fleet, r, d, 0, generations[d]);
-			cr_assert(count < PAIRS);
-			fleet_begin(&jobs[count++], &pull);
-		}
-	}
-	for (uint32_t i = 0; i < count; i++) {
-		cr_assert(fleet_end(&jobs[i]), "%s", jobs[i].text.s);
-		began = jobs[i].began_ns < began ? jobs[i].began_ns : began;
-		ended = jobs[i].ended_ns > ended ? jobs[i].ended_ns : ended;
-	}
-	for (uint32_t d = 0; d < shape->decode_tp; d++)
-		fleet_close(fleet, d, 0, KVS_ROOM_SUCCESS);
-	return (double)(ended - began) / 1e9;
+	bench_need(what, "tcp", 60000);
 }
 
 static void measure(const struct fleet_shape *shape, const char *what, uint32_t repeat)
 {
 	uint32_t most = shape->prefill_tp > shape->decode_tp ? shape->prefill_tp : shape->decode_tp;
-	uint64_t bytes = (uint64_t)shape->layers * shape->pages * shape->page_size * shape->heads *
-	                 (shape->k_width + shape->v_width);
+	uint64_t bytes = bench_bytes(shape);
 	struct fleet *fleet = fleet_start(shape);
 	fleet_fill(fleet);
-	(void)request(fleet, most); /* makes the connections */
+	(void)bench_request(fleet, most); /* makes the connections */
 	for (uint32_t i = 0; i < repeat; i++) {
-		printf("bench: %s pairs=1 seconds=%.6f bytes=%llu\n", what, request(fleet, 1),
+		printf("bench: %s pairs=1 seconds=%.6f bytes=%llu\n", what, bench_request(fleet, 1),
 		       (unsigned long long)(bytes / most));
-		printf("bench: %s pairs=%u seconds=%.6f bytes=%llu\n", what, most, request(fleet, most),
+		printf("bench: %s pairs=%u seconds=%.6f bytes=%llu\n", what, most, bench_request(fleet, most),
 		       (unsigned long long)bytes);
 	}
-	fflush(stdout); /* the next fleet is forked, and its end would write what is not written yet once more */
-	cr_expect(fleet_wrong(fleet, 0) == 0, "%s: %llu bytes wrong", what, (unsigned long long)fleet_wrong(fleet, 0));
-	fleet_stop(fleet);
+	bench_end(fleet, what);
 }
 
 /* gpt-oss-120b: 8 heads of 64 values of 2 bytes, pages of 64 tokens, 8,192 tokens, 12 full-attention layers. */

@@ -99,20 +99,6 @@ static uint32_t open_descriptors(void)
 	return count;
 }
 
-static atomic_bool load_ends;
-
-static void *load_main(void *argument)
-{
-	struct fleet *fleet = argument;
-	uint64_t moved = 0;
-	while (!atomic_load(&load_ends)) {
-		struct kvs_pull pull = fleet_pull(fleet, 0, 0, 0, 0);
-		struct kvs_text text;
-		moved += kvs_pull(&pull, &text);
-	}
-	return (void *)(uintptr_t)moved;
-}
-
 /* In the child: nothing of the parent's is known or open, and the agent can be started anew. */
 static int forked_child(const struct fleet *fleet, uint32_t descriptors)
 {
@@ -154,7 +140,7 @@ Test(agent_load, forks_under_load, .timeout = 120)
 	fleet_fill(fleet);
 	fleet_open(fleet, 0, 0);
 	for (int i = 0; i < 4; i++)
-		cr_assert(pthread_create(&threads[i], NULL, load_main, fleet) == 0);
+		cr_assert(pthread_create(&threads[i], NULL, fleet_load, fleet) == 0);
 	for (int i = 0; i < 200; i++) {
 		int status;
 		pid_t child = fork();
@@ -163,7 +149,7 @@ Test(agent_load, forks_under_load, .timeout = 120)
 		cr_assert(waitpid(child, &status, 0) == child);
 		cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "fork %d: 0x%x", i, (unsigned)status);
 	}
-	atomic_store(&load_ends, true);
+	atomic_store(&fleet_load_ends, true);
 	for (int i = 0; i < 4; i++) {
 		pthread_join(threads[i], &moved);
 		cr_expect((uintptr_t)moved > 0);

@@ -77,13 +77,38 @@ Test(agent_staging, chunks_in_any_order, .timeout = 60)
 	fleet_stop(fleet);
 }
 
-/* Rooms that fail with the ring full of their bytes leave nothing behind that takes space from the next. */
-Test(agent_staging, failed_rooms_free_their_space, .timeout = 60)
+/* The slow transport over the smallest ring. */
+static void slow_and_small(void)
 {
 	fleet_child_setup = fault_slow;
 	fault_slow();
 	fleet_prefill_config.transports = fleet_decode_config.transports = FAULT_ORDER;
 	fleet_prefill_config.staging_bytes = fleet_decode_config.staging_bytes = LEAST;
+}
+
+/* Room 0 is pulled by a prefill's process of its own, which is stopped in mid-transfer. */
+static pid_t stop_prefill(struct fleet *fleet)
+{
+	struct kvs_text text;
+	uint64_t generation = fleet_open(fleet, 0, 0);
+	pid_t stuck = fork();
+	cr_assert(stuck >= 0);
+	if (stuck == 0) {
+		fleet_join(fleet);
+		struct kvs_pull pull = fleet_pull(fleet, 0, 0, 0, generation);
+		(void)kvs_pull(&pull, &text);
+		_exit(0);
+	}
+	while (!fleet_reached(fleet, 0, 0))
+		usleep(200);
+	kill(stuck, SIGSTOP);
+	return stuck;
+}
+
+/* Rooms that fail with the ring full of their bytes leave nothing behind that takes space from the next. */
+Test(agent_staging, failed_rooms_free_their_space, .timeout = 60)
+{
+	slow_and_small();
 	struct fleet *fleet = fleet_start(&shape);
 	fleet_fill(fleet);
 	for (uint32_t i = 0; i < 12; i++) {
@@ -165,25 +190,11 @@ Test(agent_staging, more_rooms_than_space, .timeout = 120)
 /* A prefill's process in a room of its own, stopped or ended in mid-transfer: the other's rooms go on beside it. */
 Test(agent_staging, one_peer_stuck_then_dead, .timeout = 60)
 {
-	fleet_child_setup = fault_slow;
-	fault_slow();
-	fleet_prefill_config.transports = fleet_decode_config.transports = FAULT_ORDER;
-	fleet_prefill_config.staging_bytes = fleet_decode_config.staging_bytes = LEAST;
+	slow_and_small();
 	struct fleet *fleet = fleet_start_decode(&shape);
 	struct kvs_text text = {.s = ""};
 	fleet_fill(fleet);
-	uint64_t generation = fleet_open(fleet, 0, 0);
-	pid_t stuck = fork();
-	cr_assert(stuck >= 0);
-	if (stuck == 0) {
-		fleet_join(fleet);
-		struct kvs_pull pull = fleet_pull(fleet, 0, 0, 0, generation);
-		(void)kvs_pull(&pull, &text);
-		_exit(0);
-	}
-	while (!fleet_reached(fleet, 0, 0))
-		usleep(200);
-	kill(stuck, SIGSTOP);
+	pid_t stuck = stop_prefill(fleet);
 	fleet_join(fleet);
 	cr_expect(fleet_state(fleet, 0, 0, &text) == KVS_ROOM_OPEN, "%s", text.s);
 	for (uint32_t room = 1; room < 4; room++)
@@ -202,26 +213,12 @@ Test(agent_staging, one_peer_stuck_then_dead, .timeout = 60)
 /* A prefill that stays connected and sends nothing more: its room fails in time, and nothing of it lands afterwards. */
 Test(agent_staging, one_peer_stopped, .timeout = 60)
 {
-	fleet_child_setup = fault_slow;
-	fault_slow();
-	fleet_prefill_config.transports = fleet_decode_config.transports = FAULT_ORDER;
-	fleet_prefill_config.staging_bytes = fleet_decode_config.staging_bytes = LEAST;
+	slow_and_small();
 	fleet_decode_config.timeout_ms = 400;
 	struct fleet *fleet = fleet_start_decode(&shape);
 	struct kvs_text text = {.s = ""};
 	fleet_fill(fleet);
-	uint64_t generation = fleet_open(fleet, 0, 0);
-	pid_t stuck = fork();
-	cr_assert(stuck >= 0);
-	if (stuck == 0) {
-		fleet_join(fleet);
-		struct kvs_pull pull = fleet_pull(fleet, 0, 0, 0, generation);
-		(void)kvs_pull(&pull, &text);
-		_exit(0);
-	}
-	while (!fleet_reached(fleet, 0, 0))
-		usleep(200);
-	kill(stuck, SIGSTOP);
+	pid_t stuck = stop_prefill(fleet);
 	for (int i = 0; i < 5000 && fleet_state(fleet, 0, 0, &text) == KVS_ROOM_OPEN; i++)
 		usleep(1000);
 	cr_expect(fleet_state(fleet, 0, 0, &text) == KVS_ROOM_FAILED &&

@@ -26,26 +26,12 @@
 /* A child that hangs is ended by this signal, after so many seconds. */
 #define PATIENCE 20
 
-static atomic_bool load_ends;
-
-static void *pull_all_the_time(void *argument)
-{
-	struct fleet *fleet = argument;
-	uintptr_t moved = 0;
-	while (!atomic_load(&load_ends)) {
-		struct kvs_pull pull = fleet_pull(fleet, 0, 0, 0, 0);
-		struct kvs_text text;
-		moved += kvs_pull(&pull, &text);
-	}
-	return (void *)moved;
-}
-
 /* Everything else that takes a lock, of ours and of the C library. */
 static void *work_all_the_time(void *argument)
 {
 	struct fleet *fleet = argument;
 	uintptr_t rounds = 0;
-	for (; !atomic_load(&load_ends); rounds++) {
+	for (; !atomic_load(&fleet_load_ends); rounds++) {
 		struct kvs_text text;
 		uint8_t record[KVS_RECORD_MAX];
 		uint64_t peer = kvs_peer_add(fleet->records[0], fleet->record_sizes[0], &text);
@@ -90,8 +76,7 @@ Test(hook_forks, of_a_busy_process, .timeout = 240)
 	fleet_fill(fleet);
 	fleet_open(fleet, 0, 0);
 	for (int i = 0; i < THREADS; i++)
-		cr_assert(pthread_create(&threads[i], NULL, i < PULLERS ? pull_all_the_time : work_all_the_time,
-		                         fleet) == 0);
+		cr_assert(pthread_create(&threads[i], NULL, i < PULLERS ? fleet_load : work_all_the_time, fleet) == 0);
 	for (int i = 0; i < FORKS; i++) {
 		int status;
 		pid_t child = fork();
@@ -101,7 +86,7 @@ Test(hook_forks, of_a_busy_process, .timeout = 240)
 		cr_assert(waitpid(child, &status, 0) == child);
 		cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "fork %d: 0x%x", i, (unsigned)status);
 	}
-	atomic_store(&load_ends, true);
+	atomic_store(&fleet_load_ends, true);
 	for (int i = 0; i < THREADS; i++) {
 		pthread_join(threads[i], &done);
 		cr_expect((uintptr_t)done > 0, "thread %d did nothing", i);

@@ -30,6 +30,14 @@ def expect_failed(senders: list[Outcome], receivers: list[Outcome], begin: float
             expect(outcome.text and STOCK_TEXT not in outcome.text, f"the decode was told only '{outcome.text}'")
 
 
+def expect_works_again(fleet: Fleet, former: Request) -> None:
+    """The pages of a request that went well before serve another room."""
+    last = former.again(fleet.new_room())
+    fleet.fill(last)
+    fleet.run([last])
+    expect_bytes(fleet, [last])
+
+
 def fail_one(fleet: Fleet, good_before: int, ours: bool, chunk_pages: int = 0) -> None:
     """A room whose first chunk names a page past the prefill's memory, between good ones."""
     good = [fleet.request() for _ in range(good_before)]
@@ -162,10 +170,7 @@ def prefill_aborts(bench: Bench) -> None:
             expect_alive(fleet.prefill)
             fleet.clear(request)
         expect(failed, "no abort came before the end: nothing is proved")
-        last = first.again(fleet.new_room())
-        fleet.fill(last)
-        fleet.run([last])
-        expect_bytes(fleet, [last])
+        expect_works_again(fleet, first)
 
 
 @case("decode-killed", True, ("0.5.21",))
@@ -329,10 +334,7 @@ def given_up_in_mid_send(connector: str, bench: Bench) -> None:
         fleet.decode[0].call("clear", room=request.room)
         expect_bytes(fleet, [])
         expect_alive(fleet.prefill)
-        last = first.again(fleet.new_room())
-        fleet.fill(last)
-        fleet.run([last])
-        expect_bytes(fleet, [last])
+        expect_works_again(fleet, first)
 
 
 for _connector in ("mooncake", "nixl", "mori"):

@@ -469,6 +469,20 @@ bool fleet_end(struct fleet_job *job)
 	return job->ok;
 }
 
+atomic_bool fleet_load_ends;
+
+void *fleet_load(void *argument)
+{
+	struct fleet *fleet = argument;
+	uintptr_t moved = 0;
+	while (!atomic_load(&fleet_load_ends)) {
+		struct kvs_pull pull = fleet_pull(fleet, 0, 0, 0, 0);
+		struct kvs_text text;
+		moved += kvs_pull(&pull, &text);
+	}
+	return (void *)moved;
+}
+
 bool fleet_transfer(struct fleet *fleet, uint32_t room)
 {
 	uint64_t generations[FLEET_RANKS];

@@ -92,6 +92,11 @@ struct fleet_job {
 void fleet_begin(struct fleet_job *job, const struct kvs_pull *pull);
 bool fleet_end(struct fleet_job *job);
 
+/* A thread's main function, with the fleet: pull room 0 between the first two ranks until fleet_load_ends. Returns how
+ * many went well. */
+extern atomic_bool fleet_load_ends;
+void *fleet_load(void *fleet);
+
 /* Open a room on every decode rank, pull it from every prefill rank one after the other, close it. True: all went. */
 bool fleet_transfer(struct fleet *fleet, uint32_t room);
 
