@@ -29,12 +29,10 @@ bool kvs_cuda_wake_watch(struct kvs_text *text)
 
 void kvs_cuda_wake(void *unused)
 {
-	uint64_t one = 1;
-	(void)unused;
 	int error = errno;
+	(void)unused;
 	atomic_fetch_add(&wakes, 1);
-	ssize_t written = write(event, &one, sizeof(one));
-	(void)written; /* can only fail where the agent looks again by its clock */
+	kvs_event_set(event);
 	errno = error;
 }
 
