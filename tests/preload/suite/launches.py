@@ -254,7 +254,7 @@ def memory_saver(context: Context, version_name: str) -> Result:
     """A server that starts its workers through this torch_memory_saver; a worker says whether it is in there."""
     interpreter, home = ROOT / ".cache/venv/bin/python", ROOT / f".cache/launch/torch_memory_saver-{version_name}"
     if not interpreter.exists() or not home.is_dir():
-        raise Waived(f"torch_memory_saver {version_name} and torch are not installed (scripts/environment --for servers)")
+        raise Waived(f"torch_memory_saver {version_name} and torch are not installed (scripts/environment --for launch)")
     lay(context)
     folder = stand_ins(context, next(iter(sorted(home.glob("*mode_preload*cu12*.so")) or sorted(home.glob("*mode_preload*.so")))))
     context.write("worker.py", WORKER.replace("import kvs_fixture.conn as conn", "print('_preload' in open('/proc/self/maps').read())\n    import kvs_fixture.conn as conn"))
@@ -304,7 +304,7 @@ def ray_workers(context: Context) -> None:
     """ray, whose raylet executes the workers: hooked with the driver's list, and with a task's own that has ours in it"""
     interpreter, home = ROOT / ".cache/venv/bin/python", ROOT / ".cache/launch/ray"
     if not interpreter.exists() or not home.is_dir():
-        raise Waived("ray is not installed (scripts/environment --for servers)")
+        raise Waived("ray is not installed (scripts/environment --for launch)")
     lay(context)
     result = python(context, RAY, str(interpreter), arguments=lists(context)[0][:1], PYTHONPATH=f"{context.folder}:{home}", PYTHONWARNINGS="ignore",
                     RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
@@ -374,7 +374,7 @@ def under_uvloop(context: Context) -> None:
     """uvloop: a hooked class in its loop, children started from it by its own means and by multiprocessing"""
     interpreter = ROOT / ".cache/venv/bin/python"
     if not interpreter.exists() or context.run([interpreter, "-c", "import uvloop"]).status:
-        raise Waived("uvloop is not installed (scripts/environment --for servers)")
+        raise Waived("uvloop is not installed (scripts/environment --for launch)")
     lay(context)
     context.write("worker.py", WORKER)
     result = python(context, LOOP, str(interpreter))
