@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-HOST = "127.0.0.1"
+HOST = os.environ.get("SGLANG_HOST_IP", "127.0.0.1")    # where this side of a fleet is
 
 
 @dataclass(frozen=True)

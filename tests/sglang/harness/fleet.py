@@ -27,13 +27,23 @@ MOONCAKE_CHATTER = re.compile(r"[IWE]\d{4} |WARNING: Logging before")
 
 # One thread each: a rank is one of many processes, and threads that exist before a fork are lost in it.
 BASE_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "SGLANG_HOST_IP": "127.0.0.1",
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
     "MC_FORCE_TCP": "1", "MOONCAKE_PROTOCOL": "tcp", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
     "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "300", "TOKENIZERS_PARALLELISM": "false",
     # UCX's threads look for work all the time; by itself SGLang asks for 8 of them for each prefill rank.
     "SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS": '{"num_threads": "1"}',
 }
 LIBRARY_ENVIRONMENT = {"KVSPLICE_CPU_HEADS": "replicated", "KVSPLICE_LOG": "info"}
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a side's processes run: their address, and the network namespace that has it ("": this one)."""
+    address: str = "127.0.0.1"
+    namespace: str = ""
+
+
+LOOPBACK = Host()
 
 
 class RankError(Exception):
@@ -96,24 +106,25 @@ def gather(calls: Sequence[tuple[RankProxy, str, Mapping[str, Any]]], timeout: f
 class Nursery:
     """One imported release, preloaded or not."""
 
-    def __init__(self, release: str, library: Optional[Path], scratch: Path) -> None:
+    def __init__(self, release: str, library: Optional[Path], scratch: Path, host: Host) -> None:
         self.release, self.library = release, library
-        self.folder = scratch / f"{release}-{'with' if library else 'bare'}"
+        self.folder = scratch / f"{release}-{'with' if library else 'bare'}{host.namespace and '-' + host.namespace}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._numbers = itertools.count()
         address = str(self.folder / "socket")
         self._listener = Listener(address, family="AF_UNIX", backlog=64)
         environment = {key: value for key, value in os.environ.items()
                        if not key.startswith(("KVSPLICE_", "SGLANG_", "LD_PRELOAD"))}
-        environment.update(BASE_ENVIRONMENT)
+        environment.update(BASE_ENVIRONMENT, SGLANG_HOST_IP=host.address)
         path = self._ask("--print-path", release)
         environment["PYTHONPATH"] = os.pathsep.join([path, str(TESTS)])
         if library:
             environment["LD_PRELOAD"] = str(library)
             environment.update(LIBRARY_ENVIRONMENT)
         self._log = (self.folder / "nursery.log").open("w")
+        inside = ["ip", "netns", "exec", host.namespace] if host.namespace else []
         self._process = subprocess.Popen(
-            [self._ask("--print-python"), "-m", "harness.nursery", address], cwd=TESTS, env=environment,
+            [*inside, self._ask("--print-python"), "-m", "harness.nursery", address], cwd=TESTS, env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1)
         self._is_ready = False
 
@@ -162,14 +173,14 @@ class Nurseries:
     def __init__(self, library: Optional[Path]) -> None:
         self.library = library
         self.scratch = Path(tempfile.mkdtemp(prefix="kvsplice-sglang-"))
-        self._all: dict[tuple[str, bool], Nursery] = {}
+        self._all: dict[tuple[str, bool, Host], Nursery] = {}
 
-    def prepare(self, release: str, preloaded: bool) -> Nursery:
-        key = (release, preloaded)
+    def prepare(self, release: str, preloaded: bool, host: Host = LOOPBACK) -> Nursery:
+        key = (release, preloaded, host)
         if key not in self._all:
             if preloaded and self.library is None:
                 raise RankError("there is no library to preload")
-            self._all[key] = Nursery(release, self.library if preloaded else None, self.scratch)
+            self._all[key] = Nursery(release, self.library if preloaded else None, self.scratch, host)
         return self._all[key]
 
     def close(self, keep: bool = False) -> None:
@@ -215,6 +226,8 @@ class FleetConfig:
     decode_library: bool = True
     connector: str = "mooncake"
     decode_release: str = ""        # instead of the prefill's
+    prefill_host: Host = LOOPBACK
+    decode_host: Host = LOOPBACK
     tokens: int = 1000              # room for requests of so many
     requests: int = 1
     prefill_dp: int = 1
@@ -261,6 +274,10 @@ class Fleet:
             self.close()
             raise
 
+    def _decode_nursery(self) -> Nursery:
+        config = self.config
+        return self._nurseries.prepare(config.decode_release or config.release, config.decode_library, config.decode_host)
+
     def _shuffled(self, count: int) -> list[int]:
         numbers = list(range(count))
         self.random.shuffle(numbers)
@@ -268,9 +285,9 @@ class Fleet:
 
     def _start(self, nurseries: Nurseries) -> None:
         config = self.config
-        prefill = nurseries.prepare(config.release, config.prefill_library)
-        decode = nurseries.prepare(config.decode_release or config.release, config.decode_library)
-        self.bootstrap = nurseries.prepare(config.release, config.prefill_library).rank("bootstrap")
+        prefill = nurseries.prepare(config.release, config.prefill_library, config.prefill_host)
+        decode = self._decode_nursery()
+        self.bootstrap = prefill.rank("bootstrap")
         port = self._port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
         self.prefill = [prefill.rank(f"prefill{rank}") for rank in range(self._group_size(PREFILL) * config.prefill_dp)]
         self.decode = [decode.rank(f"decode{rank}") for rank in range(config.decode_tp * config.decode_dp)]
@@ -289,7 +306,7 @@ class Fleet:
                 group, within = divmod(number, tp_size * pp_size)
                 place = Topology(tp_size, within % tp_size, dp_size, group, pp_size, within // tp_size, meeting)
                 calls.append((rank, "setup", {"config": RankConfig(
-                    role, place, shape, self.pages, port, config.connector, dict(environment), dtype,
+                    role, place, shape, self.pages, config.prefill_host.address, port, config.connector, dict(environment), dtype,
                     config.reserve_only, config.record_calls,
                     config.record_messages and role == PREFILL, config.fork_first,
                     config.prefill_altered if role == PREFILL else config.decode_altered, config.layers,
@@ -309,12 +326,12 @@ class Fleet:
     def new_decode(self, tp_size: int) -> list[RankProxy]:
         """Decode ranks of another TP size for the same prefill, to be used with decoding; their pages are empty."""
         config = self.config
-        nursery = self._nurseries.prepare(config.decode_release or config.release, config.decode_library)
+        nursery = self._decode_nursery()
         ranks = [nursery.rank(f"decode{tp_size}.{rank}") for rank in range(tp_size)]
         self._idle += ranks
         gather([(rank, "setup", {"config": RankConfig(
-            DECODE, Topology(tp_size, number), config.shape, self.pages, self._port, config.connector,
-            dict(config.decode_environment))}) for number, rank in enumerate(ranks)])
+            DECODE, Topology(tp_size, number), config.shape, self.pages, config.prefill_host.address,
+            self._port, config.connector, dict(config.decode_environment))}) for number, rank in enumerate(ranks)])
         if not all(gather([(rank, "find_prefill", {}) for rank in ranks])):
             raise RankError("a decode rank does not find the prefill")
         return ranks

@@ -33,6 +33,7 @@ class RankConfig:
     place: Topology
     shape: Shape
     pages: Sequence[int]                # per pool
+    bootstrap_host: str
     bootstrap_port: int
     connector: str = "mooncake"
     environment: dict[str, str] = field(default_factory=dict)
@@ -347,8 +348,7 @@ class Rank:
             rows[aux_row] = oracle.aux_row(room, number, rows.shape[1])
 
     def open_sender(self, room: int) -> None:
-        assert self.config is not None
-        self.rooms[room] = self.sender_class(self.manager, f"{HOST}:{self.config.bootstrap_port}", room,
+        self.rooms[room] = self.sender_class(self.manager, self._bootstrap(), room,
                                              **sender_arguments(self.sender_class))
 
     def init_sender(self, room: int, pages: int, aux_row: int) -> None:
@@ -384,6 +384,10 @@ class Rank:
     def connector(self) -> str:
         assert self.config is not None
         return self.config.connector
+
+    def _bootstrap(self) -> str:
+        assert self.config is not None
+        return f"{self.config.bootstrap_host}:{self.config.bootstrap_port}"
 
     def whole_prefill(self, room: int, chunks: Sequence[Sequence[int]], states: Sequence[Sequence[int]],
                       aux_row: int, timeout: float) -> Timing:
@@ -434,16 +438,14 @@ class Rank:
 
     def find_prefill(self) -> bool:
         """What a decode does before its first request: ask the bootstrap server for the prefill's topology."""
-        assert self.config is not None
         for _ in range(200):
-            if self.manager.try_ensure_parallel_info(f"{HOST}:{self.config.bootstrap_port}"):
+            if self.manager.try_ensure_parallel_info(self._bootstrap()):
                 return True
             time.sleep(0.02)
         return False
 
     def open_receiver(self, room: int, prefill_dp_rank: int = 0) -> None:
-        assert self.config is not None
-        receiver = self.receiver_class(self.manager, f"{HOST}:{self.config.bootstrap_port}", room)
+        receiver = self.receiver_class(self.manager, self._bootstrap(), room)
         self.rooms[room] = receiver
         receiver.init(prefill_dp_rank)
 
