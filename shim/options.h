@@ -50,7 +50,7 @@ enum kvs_option_cpu_heads {
 	WORD(cuda_copy, "CUDA_COPY", "auto kernel 2d", 0, "auto", \
 	     "how GPU memory is copied on one host: auto by the length of the runs, kernel or 2d always") \
 	FLAG(verify, "VERIFY", false, "0", \
-	     "1: the decode compares a digest of the bytes in place with the prefill's, in CPU memory; costs time") \
+	     "1: the decode compares a digest of the bytes in place with the prefill's; costs time") \
 	TEXT(listen, "LISTEN", 128, NULL, "ADDRESS[:FIRST-LAST]", "", "the server's own address", \
 	     "address and ports of the control socket; each rank takes the next free port") \
 	TEXT(secret_file, "SECRET_FILE", 1024, NULL, "path", "", "unset", \

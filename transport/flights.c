@@ -183,7 +183,7 @@ void kvs_flight_ask(struct kvs_link *link, struct kvs_msg_pull *msg)
 	flight->generation = room->generation;
 	flight->component = msg->component;
 	flight->chunk = msg->chunk;
-	flight->verify = msg->verify != 0 && !link->endpoint->device_memory;
+	flight->verify = msg->verify != 0;
 	flight->digest = msg->digest;
 	flight->plan = plan;
 	flight->asked_ns = kvs_now_ns();
@@ -291,6 +291,20 @@ static void start_flight(struct kvs_link *link, struct kvs_flight *flight)
 	kvs_link_send(link, KVS_MESSAGE_GO, &body, NULL, 0);
 }
 
+/* KVSPLICE_VERIFY: is what is in place what the prefill had? False with text. The lock not held. */
+static bool verified(struct kvs_link *link, const struct kvs_flight *flight, struct kvs_text *text)
+{
+	struct kvs_text why = {.s = "the bytes in place are not those that were sent"};
+	uint64_t digest = 0;
+	if (kvs_verify_digest(flight->plan, KVS_SIDE_DESTINATION, link->endpoint->cuda, &digest, &why) &&
+	    digest == flight->digest)
+		return true;
+	kvs_text_set(text, "KVSPLICE_VERIFY: component %u chunk %u, %" PRIu64 " bytes from %.150s over %s: %.300s",
+	             flight->component, flight->chunk, flight->plan->bytes, link->name,
+	             kvs_transports[flight->transport].name, why.s);
+	return false;
+}
+
 /* One piece for the head of the queue. The lock is released while it is copied. True: something happened. */
 static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 {
@@ -311,8 +325,7 @@ static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 	uint64_t began = kvs_now_ns();
 	enum kvs_step step = flight_ops(flight)->pull(link, &flight->sink, &text);
 	uint64_t ended = kvs_now_ns();
-	bool same = step != KVS_STEP_DONE || !flight->verify ||
-	            kvs_verify_digest(flight->plan, KVS_SIDE_DESTINATION) == flight->digest;
+	bool same = step != KVS_STEP_DONE || !flight->verify || verified(link, flight, &text);
 	kvs_lock();
 	/* Only this thread ends flights and decode links, and a busy room is not freed: all three are still there. */
 	room->busy--;
@@ -336,16 +349,7 @@ static bool serve_piece(struct kvs_link *link, struct kvs_flight *flight)
 	case KVS_STEP_DONE:
 		if (room->closing)
 			return true; /* the next turn finds it closed */
-		if (!same) {
-			kvs_text_set(&text,
-			             "KVSPLICE_VERIFY: component %u chunk %u, %" PRIu64
-			             " bytes from %.150s over %s: the bytes in place are not those that were sent",
-			             flight->component, flight->chunk, flight->plan->bytes, link->name,
-			             kvs_transports[flight->transport].name);
-			fail_flight(link, flight, text.s);
-			return true;
-		}
-		if (destination_same(link, room, flight->plan, flight->component, &text))
+		if (same && destination_same(link, room, flight->plan, flight->component, &text))
 			complete_flight(link, flight, room);
 		else
 			fail_flight(link, flight, text.s);

@@ -231,12 +231,12 @@ static bool pull_locked(struct kvs_link *link, const struct kvs_pull *pull, uint
 	bool renewed = false, stale = false;
 	struct kvs_plan *plan = NULL;
 	struct kvs_request request = {.room = pull->room, .deadline_ns = deadline_ns};
-	request.verify = kvs_config_get()->verify && !link->endpoint->device_memory;
+	request.verify = kvs_config_get()->verify;
 	kvs_unlock();
 	bool planned = make_plan(link, pull, &plan, text) &&
 	               kvs_cuda_sources_same(link, plan, pull->component, &renewed, text);
 	if (planned && request.verify)
-		request.digest = kvs_verify_digest(plan, KVS_SIDE_SOURCE);
+		planned = kvs_verify_digest(plan, KVS_SIDE_SOURCE, link->endpoint->cuda, &request.digest, text);
 	kvs_lock();
 	if (!planned && renewed) {
 		kvs_plan_free(plan);

@@ -120,6 +120,7 @@ static bool setup(const struct driver *driver, const struct message *m, struct k
 	struct kvs_agent_config config = {.timeout_ms = m->timeout_ms != 0 ? m->timeout_ms : 10000,
 	                                  .staging_bytes = 8u << 20,
 	                                  .transports = m->transports,
+	                                  .verify = m->verify,
 	                                  .rdma_device = NULL};
 	if (!kvs_agent_configure(&config, text))
 		return false;

@@ -47,6 +47,7 @@ struct message {
 	char transports[64];
 	char text[256];
 	uint32_t timeout_ms;
+	bool verify;
 	uint64_t number;
 };
 

@@ -449,6 +449,29 @@ static void cancelled(void)
 	world_free(&w);
 }
 
+/* A byte that the copy left wrong is found, whatever brought it; without KVSPLICE_VERIFY it would not be. */
+static void verified(void)
+{
+	static const char *const transports[] = {"cuda_ipc", "host", "tcp"};
+	for (size_t i = 0; i < 2 * sizeof(transports) / sizeof(transports[0]); i++) {
+		struct setting setting = setting_of(KVS_CUDA_LEGACY, KVS_CUDA_VMM, transports[i / 2]);
+		setting.verify = i % 2 == 0;
+		world_new(&w, &setting);
+		good_room(1);
+		if (w.driver->corrupt != NULL) {
+			struct room room = room_new(&w, 2, 0, 20);
+			w.driver->corrupt(1);
+			struct answer answer = room_run(&w, &room);
+			CHECK(answer.ok == !setting.verify, "%s: %s", transports[i / 2], answer.text);
+			CHECK(answer.ok || strstr(answer.text, "not those that were sent") != NULL, "%s", answer.text);
+			CHECK(!answer.ok || room_verify(&w, &room, true) > 0, "nothing was wrong");
+			room_end(&w, &room, answer.ok);
+			good_room(3);
+		}
+		world_free(&w);
+	}
+}
+
 const struct test failure_tests[] = {{"failure.source resumed", source_resumed},
                                      {"failure.source paused", source_paused},
                                      {"failure.source freed", source_freed},
@@ -465,4 +488,5 @@ const struct test failure_tests[] = {{"failure.source resumed", source_resumed},
                                      {"failure.no descriptor left", no_descriptor_left},
                                      {"failure.peer dies", peer_dies},
                                      {"failure.cancelled", cancelled},
+                                     {"failure.verified", verified},
                                      {NULL, NULL}};

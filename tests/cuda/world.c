@@ -31,7 +31,8 @@ void world_new(struct world *w, const struct setting *setting)
 	kvs_log_set_sink(keep_log, KVS_LOG_DEBUG);
 	struct kvs_agent_config config = {.timeout_ms = setting->timeout_ms != 0 ? setting->timeout_ms : 10000,
 	                                  .staging_bytes = 8u << 20,
-	                                  .transports = setting->transports};
+	                                  .transports = setting->transports,
+	                                  .verify = setting->verify};
 	CHECK(kvs_agent_configure(&config, &text), "%s", text.s);
 	struct message m = {.order = ORDER_SETUP,
 	                    .shape = setting->shape,
@@ -39,7 +40,8 @@ void world_new(struct world *w, const struct setting *setting)
 	                    .device = setting->p_device,
 	                    .kind = setting->p_kind,
 	                    .parts = setting->parts,
-	                    .timeout_ms = setting->timeout_ms};
+	                    .timeout_ms = setting->timeout_ms,
+	                    .verify = setting->verify};
 	(void)snprintf(m.transports, sizeof(m.transports), "%s", setting->transports);
 	struct answer answer = peer_do(&w->peer, &m);
 	if (!answer.ok && answer.number == SKIPPED)

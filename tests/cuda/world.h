@@ -16,7 +16,8 @@ struct setting {
 	const char *transports;
 	const char *environment; /* of the prefill */
 	uint32_t timeout_ms;
-	bool apart; /* each side is process 1 of a pid namespace of its own */
+	bool verify; /* both sides */
+	bool apart;  /* each side is process 1 of a pid namespace of its own */
 };
 
 struct world {

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/agent_faults.h"
 #include "support/agent_fleet.h"
 #include "transport/record.h"
 #include "transport/sock.h"
@@ -183,6 +184,27 @@ Test(agent_wire, changed_byte_is_found, .timeout = 60)
 Test(agent_wire, changed_byte_without_verify, .timeout = 60)
 {
 	one_byte_changed(false);
+}
+
+/* The same in shared memory. */
+Test(agent_wire, changed_byte_in_staging, .timeout = 60)
+{
+	for (int verify = 0; verify < 2; verify++) {
+		fleet_prefill_config.verify = fleet_decode_config.verify = verify == 1;
+		fleet_prefill_config.transports = fleet_decode_config.transports = "host";
+		fault_change();
+		struct fleet *fleet = fleet_start(&small);
+		fleet_fill(fleet);
+		cr_expect(fleet_transfer(fleet, 0) && fleet_wrong(fleet, 0) == 0);
+		atomic_store(&fault_changes_byte, true);
+		cr_expect(fleet_transfer(fleet, 1) == (verify == 0));
+		cr_expect(fleet_wrong(fleet, 1) > 0);
+		cr_expect((fleet_log_count("over host: the bytes in place are not those that were sent") > 0) ==
+		          (verify == 1));
+		atomic_store(&fault_changes_byte, false);
+		cr_expect(fleet_transfer(fleet, 2) && fleet_wrong(fleet, 2) == 0 && fleet_strayed(fleet) == 0);
+		fleet_stop(fleet);
+	}
 }
 
 /* All that a prefill with the right key and secret has said, said again by somebody who heard it. */

@@ -28,7 +28,8 @@
 	X(fault, int, (const char *list))       /* as the variable; 0: understood */ \
 	X(delay, void, (unsigned microseconds)) /* as the variable */ \
 	X(calls, uint64_t, (const char *name))  /* how often this function was called; NULL: all together */ \
-	X(live, int, (const char *kind))        /* what exists now: see below */ \
+	X(corrupt, void, (int kernel))   /* the Nth kernel from now leaves a wrong byte where it wrote; 0: none */ \
+	X(live, int, (const char *kind)) /* what exists now: see below */ \
 	X(writes, uint64_t, (uint64_t address)) /* words written by kernels to the allocation or mapping there */
 
 /*

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Modules, and the copy kernel: its own source, compiled as C, every access checked against what the GPU may reach. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,8 @@ static __thread struct index threadIdx, blockIdx, gridDim;
 static __thread int kernel_device;
 static __thread bool illegal;
 static __thread uint4 nowhere;
+static __thread uint8_t *last_written;
+static atomic_int to_corrupt;
 
 /* A misaligned or unreachable address ends the kernel with an error, as on a GPU. */
 static void *checked(uint64_t address, size_t size, bool write)
@@ -33,6 +36,8 @@ static void *checked(uint64_t address, size_t size, bool write)
 		illegal = true;
 		return &nowhere;
 	}
+	if (write)
+		last_written = memory;
 	return memory;
 }
 
@@ -69,6 +74,11 @@ int live_modules(void)
 	return modules;
 }
 
+EXPORT void kvs_double_cuda_corrupt(int kernel)
+{
+	to_corrupt = kernel;
+}
+
 static unsigned run_kernel(void *work, int device)
 {
 	const struct launch *launch = work;
@@ -78,6 +88,7 @@ static unsigned run_kernel(void *work, int device)
 		return error;
 	kernel_device = device;
 	illegal = false;
+	last_written = NULL;
 	gridDim.x = launch->grid;
 	pthread_rwlock_rdlock(&ranges_lock);
 	const struct kvs_gpu_copy *copies =
@@ -90,6 +101,8 @@ static unsigned run_kernel(void *work, int device)
 		for (threadIdx.x = 0; threadIdx.x < KVS_GPU_THREADS && !illegal; threadIdx.x++)
 			kvs_copy_kernel(copies, pairs, launch->span);
 	}
+	if (to_corrupt > 0 && --to_corrupt == 0 && last_written != NULL)
+		*last_written ^= 0x10;
 	pthread_rwlock_unlock(&ranges_lock);
 	return illegal ? ILLEGAL_ADDRESS : OK;
 }

@@ -73,6 +73,27 @@ static bool failing_send(struct kvs_link *link, struct kvs_request *request, uin
 	return false;
 }
 
+atomic_bool fault_changes_byte;
+
+static bool changing_send(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_text *text)
+{
+	struct kvs_cursor cursor = {.copy = 0};
+	bool change = atomic_load(&fault_changes_byte);
+	for (uint64_t left = request->plan->bytes; left > 0 && !kvs_request_stopped(request);) {
+		uint8_t *slot;
+		if (kvs_staging_empty(&link->staging, &slot) != KVS_SLOT_READY)
+			continue;
+		size_t size = left < KVS_SLOT_SIZE ? (size_t)left : KVS_SLOT_SIZE;
+		(void)kvs_copy_pack(request->plan, &cursor, slot, size);
+		slot[size / 2] ^= change ? 0x10 : 0;
+		change = false;
+		kvs_staging_commit(&link->staging, stream, (uint32_t)size);
+		left -= size;
+	}
+	kvs_text_set(text, "stopped");
+	return !kvs_request_stopped(request);
+}
+
 static bool insane_send(struct kvs_link *link, struct kvs_request *request, uint64_t stream, struct kvs_text *text)
 {
 	(void)request;
@@ -145,6 +166,21 @@ static const struct kvs_transport_ops broken_host_ops = {
         .wait = wait,
         .close = close_stream,
 };
+
+static const struct kvs_transport_ops changing_host_ops = {
+        .probe = probe,
+        .open = host_open,
+        .send = changing_send,
+        .pull = pull,
+        .ready = ready,
+        .wait = wait,
+        .close = close_stream,
+};
+
+void fault_change(void)
+{
+	kvs_transports[KVS_TRANSPORT_HOST].ops = &changing_host_ops;
+}
 
 void fault_all(void)
 {

@@ -6,6 +6,8 @@
 #ifndef KVS_TEST_AGENT_FAULTS_H
 #define KVS_TEST_AGENT_FAULTS_H
 
+#include <stdatomic.h>
+
 #include "transport/link.h"
 
 #define FAULT_ORDER "rdma,host,tcp"
@@ -22,5 +24,9 @@ void fault_all(void);
 void fault_insane(void);
 /* The prefill sends nothing and waits until it is stopped. */
 void fault_silent(void);
+/* On the host transport itself, at the prefill alone: while it is set, a byte of the first piece is changed in the
+ * shared memory. */
+extern atomic_bool fault_changes_byte;
+void fault_change(void);
 
 #endif
