@@ -187,6 +187,41 @@ Test(agent_staging, more_rooms_than_space, .timeout = 120)
 	fleet_stop(fleet);
 }
 
+/* What one peer has waiting does not hold up another: its one room is served in turns with the other's eight. */
+Test(agent_staging, peers_take_turns, .timeout = 60)
+{
+	enum { CROWD = 8 };
+	static struct fleet_job crowd[CROWD], one;
+	uint64_t generations[CROWD + 1];
+	slow_and_small();
+	struct fleet *fleet = fleet_start(&shape);
+	fleet_fill(fleet);
+	for (uint32_t room = 0; room <= CROWD; room++)
+		generations[room] = fleet_open(fleet, 0, room);
+	for (uint32_t room = 0; room < CROWD; room++) {
+		struct kvs_pull pull = fleet_pull(fleet, 0, 0, room, generations[room]);
+		fleet_begin(&crowd[room], &pull);
+	}
+	/* Whichever of them comes first. */
+	for (uint32_t room = 0; !fleet_reached(fleet, room, 0); room = (room + 1) % CROWD)
+		usleep(20);
+	struct kvs_pull pull = fleet_pull(fleet, 1, 0, CROWD, generations[CROWD]);
+	fleet_begin(&one, &pull);
+	cr_expect(fleet_end(&one), "%s", one.text.s);
+	uint32_t before = 0;
+	for (uint32_t room = 0; room < CROWD; room++)
+		before += atomic_load(&crowd[room].done);
+	/* In turns it is one, the one that had begun, or two. */
+	cr_expect(before <= 3, "%u of the %d rooms of one peer ended before the other's one", before, CROWD);
+	for (uint32_t room = 0; room < CROWD; room++)
+		cr_expect(fleet_end(&crowd[room]), "%s", crowd[room].text.s);
+	for (uint32_t room = 0; room <= CROWD; room++)
+		fleet_close(fleet, 0, room, KVS_ROOM_SUCCESS);
+	cr_expect(fleet_transfer(fleet, CROWD + 1) && fleet_wrong(fleet, CROWD + 1) == 0);
+	cr_expect(fleet_strayed(fleet) == 0);
+	fleet_stop(fleet);
+}
+
 /* A prefill's process in a room of its own, stopped or ended in mid-transfer: the other's rooms go on beside it. */
 Test(agent_staging, one_peer_stuck_then_dead, .timeout = 60)
 {
