@@ -11,6 +11,7 @@
 #include "../options.h"
 #include "../preload.h"
 #include "order.h"
+#include "pools.h"
 
 #define ATTRIBUTE "_kvsplice_manager"
 
@@ -224,6 +225,7 @@ static struct kvs_layout *describe(KvsPyObject *manager, struct kvs_text *text)
 		kvs_layout_free(layout);
 		layout = NULL;
 	} else {
+		kvs_pools_layer_ids(layout);
 		layout->head_rule = head_rule(layout);
 	}
 	kvs_py.Py_DecRef(kv_args);

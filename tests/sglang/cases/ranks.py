@@ -33,6 +33,18 @@ def pipeline(connector: str, prefill_tp: int, decode_tp: int, layers: Sequence[S
         expect_alive(fleet.prefill)
 
 
+def of_a_server(connector: str, prefill_tp: int, decode_tp: int, bench: Bench) -> None:
+    """As a server of gpt-oss has it: no layer is registered, the pool alone knows them. At equal TP only when asked to."""
+    environment = {"KVSPLICE_POLICY": "all"} if prefill_tp == decode_tp else {}
+    with bench.fleet(STAGED, prefill_tp, decode_tp, prefill_pp=2, layers=BY_TURNS, requests=2, tokens=500,
+                     hybrid_pool=True, connector=connector, prefill_environment=environment,
+                     decode_environment=environment) as fleet:
+        requests = [fleet.request(chunk_pages=3), fleet.request(tokens=300)]
+        fleet.run(requests)
+        expect_bytes(fleet, requests)
+        expect_alive(fleet.prefill)
+
+
 def without_ids(connector: str, bench: Bench) -> None:
     """The layers of either side without numbers: refused by name, nothing written, and nothing dies."""
     sides: tuple[dict[str, Any], ...] = ({"prefill_layer_ids": False}, {"decode_layer_ids": False})
@@ -77,6 +89,10 @@ for _connector in CONNECTORS:
             (2, 1, APART, "-empty-stage", (E21,))):
         case(f"{_connector}-pipeline2-{_prefill}to{_decode}{_name}", True, _releases)(
             partial(pipeline, _connector, _prefill, _decode, _layers))
+    # At equal TP nixl itself cannot take a stage's decode in.
+    for _prefill, _decode in ((2, 1), (1, 2), *([] if _connector == "nixl" else [(1, 1)])):
+        case(f"{_connector}-pipeline2-{_prefill}to{_decode}-server", True, (E18, E21, E23))(
+            partial(of_a_server, _connector, _prefill, _decode))
     case(f"{_connector}-pipeline2-without-ids", True, (E21,))(partial(without_ids, _connector))
     case(f"{_connector}-pipeline2-full-attention-alone", True, (E21,))(partial(full_attention_alone, _connector))
     if _connector != "mooncake":    # its own is among the splice cases

@@ -236,6 +236,7 @@ class FleetConfig:
     layers: Optional[Sequence[Sequence[int]]] = None    # see rank.RankConfig
     prefill_layer_ids: bool = True
     decode_layer_ids: bool = True
+    hybrid_pool: bool = False
     prefill_environment: Mapping[str, str] = field(default_factory=dict)
     decode_environment: Mapping[str, str] = field(default_factory=dict)
     prefill_shape: Optional[Shape] = None   # where the sides disagree
@@ -310,7 +311,7 @@ class Fleet:
                     config.reserve_only, config.record_calls,
                     config.record_messages and role == PREFILL, config.fork_first,
                     config.prefill_altered if role == PREFILL else config.decode_altered, config.layers,
-                    config.prefill_layer_ids if role == PREFILL else config.decode_layer_ids)}))
+                    config.prefill_layer_ids if role == PREFILL else config.decode_layer_ids, config.hybrid_pool)}))
         self.info = gather(calls)
 
     def __enter__(self) -> Fleet:

@@ -45,6 +45,7 @@ class RankConfig:
     altered: tuple[str, ...] = ()       # class (without the connector's name) and method with another signature
     layers: Optional[Sequence[Sequence[int]]] = None    # global layers of each whole pool: of a pipeline's stages
     layer_ids: bool = True              # the stages say which of them they have
+    hybrid_pool: bool = False           # they do not, but SGLang's own pool knows
 
 
 @dataclass
@@ -150,11 +151,15 @@ class Rank:
                 self._record_messages(getattr(self.module, name))
         from sglang.srt.disaggregation.utils import DisaggregationMode
         mode = DisaggregationMode.PREFILL if config.role == PREFILL else DisaggregationMode.DECODE
-        self.manager = manager_class(self._kv_args(config), mode, server_args, False)
+        self._init_kv_manager(lambda: manager_class(self._kv_args(config), mode, server_args, False))
         if config.record_calls:
             self._record_calls()
         return {"pid": os.getpid(), "session": str(getattr(self.manager, "get_session_id", lambda: "")()),
                 "port": self.manager.rank_port}
+
+    def _init_kv_manager(self, make: Callable[[], Any]) -> None:
+        """Named as what makes the manager in a server, which has its pool at hand."""
+        self.manager = make()
 
     def _kv_args(self, config: RankConfig) -> Any:
         import numpy as np
@@ -169,6 +174,12 @@ class Rank:
             first, heads = pool.heads_of(place.tp_size, place.tp_rank)
             self.components.append([Buffer(pool, entry, pages, shape.page_size, first, heads, fill,
                                            config.reserve_only) for entry in here])
+        if config.hybrid_pool and config.layers is not None:
+            from .pools import hybrid_pool
+
+            layers = [list(dict.fromkeys(numbers)) for numbers in ids]
+            self.token_to_kv_pool = hybrid_pool(shape.page_size, layers, self.components)
+            ids = [[] for _ in shape.pools]
         self.aux = [np.full((AUX_ROWS, size), fill, dtype=np.uint8) for size in AUX_BYTES]
         full, states = self.components[0], self.components[1:]
         args = KVArgs()
