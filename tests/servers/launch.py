@@ -38,6 +38,7 @@ class Spec:
     library: Optional[Path] = None
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    pp: int = 1
 
 
 def _cores(first: int, count: int) -> str:
@@ -67,7 +68,7 @@ def _variables(spec: Spec, path: str, scratch: Path) -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "1",
         "SGLANG_DISABLED_MODEL_ARCHS": _other_models(spec),
         # A decode starts at the second core, so that two small servers do not share the first.
-        "SGLANG_CPU_OMP_THREADS_BIND": _cores(1 if spec.role == "decode" else 0, spec.tp),
+        "SGLANG_CPU_OMP_THREADS_BIND": _cores(1 if spec.role == "decode" else 0, spec.tp * spec.pp),
         # Sending a cached prefix early waits for a CUDA event.
         "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0",
         "MC_FORCE_TCP": "1",
@@ -91,7 +92,7 @@ def _has_backup_option(release: str) -> bool:
 def _arguments(spec: Spec, port: int, bootstrap_port: int) -> list[str]:
     arguments = [
         "--model-path", str(spec.model.folder), "--device", "cpu", "--dtype", "float32", "--host", LOCAL,
-        "--port", str(port), "--tp", str(spec.tp), "--page-size", str(spec.page_size), "--max-total-tokens", "8192",
+        "--port", str(port), "--tp", str(spec.tp), "--pp-size", str(spec.pp), "--page-size", str(spec.page_size), "--max-total-tokens", "8192",
         "--max-running-requests", "32", "--random-seed", "1", "--skip-server-warmup",
         # Idle ranks otherwise poll without pause, which keeps the other servers from starting on a small machine.
         "--sleep-on-idle",
