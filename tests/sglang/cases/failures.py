@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from functools import partial
 
@@ -38,6 +39,17 @@ def expect_works_again(fleet: Fleet, former: Request) -> None:
     expect_bytes(fleet, [last])
 
 
+def expect_said_once(fleet: Fleet, room: int) -> None:
+    """Trial A10: every process that we are in says why a room failed in one line, whatever its size."""
+    pattern = re.compile(rf"^kvsplice\[.*(?:warn|error): .*\b{room}\b.*$", re.M)
+    said = 0
+    for rank in [*fleet.prefill, *fleet.decode]:
+        lines = pattern.findall(rank.log())
+        said += len(lines)
+        expect(len(lines) <= 1, f"{rank.name} says it {len(lines)} times:\n" + "\n".join(lines))
+    expect(said > 0, f"nobody says why room {room} failed:\n{fleet.logs()}")
+
+
 def fail_one(fleet: Fleet, good_before: int, ours: bool, chunk_pages: int = 0) -> None:
     """A room whose first chunk names a page past the prefill's memory, between good ones."""
     good = [fleet.request() for _ in range(good_before)]
@@ -59,6 +71,7 @@ def fail_one(fleet: Fleet, good_before: int, ours: bool, chunk_pages: int = 0) -
         expect_ends(ends[request.room][0], SUCCESS, f"room {request.room}: prefill")
         expect_ends(ends[request.room][1], SUCCESS, f"room {request.room}: decode")
     expect_failed(*ends[bad.room], begin, ours)
+    expect_said_once(fleet, bad.room)
     expect_alive(fleet.prefill)
     bad.sources[0][0] = real
     expect_bytes(fleet, [*good, later])

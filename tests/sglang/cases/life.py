@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from harness.case import SUCCESS, Bench, case, expect_alive, expect_bytes, expect_ends
+from harness.case import FAILED, SUCCESS, Bench, case, expect, expect_alive, expect_bytes, expect_ends
 from harness.shapes import GPT_OSS_120B
 
 SMALL = GPT_OSS_120B.with_layers(2, 3)
@@ -54,6 +54,34 @@ def another_tp(connector: str, bench: Bench) -> None:
         expect_alive(fleet.prefill)
 
 
+HEARTBEAT = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2", "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1"}
+
+
+def prefill_again(connector: str, bench: Bench) -> None:
+    """The prefill is killed, in the middle of a room too, and comes back at the same address, again and again."""
+    with bench.fleet(SMALL, 2, 1, connector=connector, requests=5, decode_environment=HEARTBEAT) as fleet:
+        arrived = [fleet.request()]
+        fleet.run(arrived)
+        open_files = []
+        for _ in range(3):
+            lost = fleet.request()
+            fleet.fill(lost)
+            fleet.open(lost)
+            fleet.restart_prefill()
+            outcome = fleet.decode[0].call("await_end", rooms=[lost.room], timeout=20.0)[lost.room]
+            expect_ends([outcome], FAILED, "decode")
+            fleet.decode[0].call("clear", room=lost.room)
+            fleet.give_back(lost)
+            request = arrived[0].again(fleet.new_room())
+            fleet.wipe(request)
+            fleet.run([request])
+            arrived = [request]
+            expect_bytes(fleet, arrived)
+            open_files.append(fleet.decode[0].call("descriptors"))
+        expect(open_files[2] <= open_files[1], f"the decode has more and more open files: {open_files}")
+        expect_alive(fleet.prefill)
+
+
 ROOMS = 128
 
 
@@ -88,4 +116,5 @@ def many_rooms(bench: Bench) -> None:
 case("128-rooms-8to4", True, ("0.5.21",))(many_rooms)
 for _connector in CONNECTORS:
     case(f"{_connector}-decodes-of-three-sizes", True, ("0.5.18", "0.5.21"))(partial(two_fleets, _connector))
+    case(f"{_connector}-prefill-again", True, ("0.5.23",))(partial(prefill_again, _connector))
     case(f"{_connector}-decode-with-another-tp", True, ("0.5.21",))(partial(another_tp, _connector))

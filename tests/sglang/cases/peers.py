@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cases.stock import OLDER, SHORT, expect_refused
-from harness import shapes
-from harness.case import RELEASES, Bench, case, expect, expect_alive, expect_bytes
+from harness import shapes, versions
+from harness.case import FAILED, RELEASES, Bench, case, expect, expect_alive, expect_bytes, expect_ends
 from harness.fleet import Fleet
 
 RECORD_FRAME = 49
@@ -43,6 +43,40 @@ def bare_prefill(bench: Bench) -> None:
             expect_refused(fleet)
         else:
             run_checked(fleet)
+
+
+@case("other-version-of-ours", True, ("0.5.21",))
+def other_version(bench: Bench) -> None:
+    """A later version with a longer record on either side: they understand each other."""
+    later = versions.built("later", versions.LATER)
+    for sides in ({"prefill_version": later}, {"decode_version": later}):
+        with bench.fleet(SHORT, 2, 1, **sides) as fleet:
+            request = fleet.request()
+            fleet.run([request])
+            expect_bytes(fleet, [request])
+            fleet.clear(request)
+            expect([report["route"] for report in fleet.reports()] == ["host"], fleet.logs())
+            said = " ".join(rank.log() for rank in [*fleet.prefill, *fleet.decode])
+            expect("kvsplice 0.1.0" in said and "kvsplice 0.2.0" in said, "the sides are of one version")
+
+
+@case("other-protocol-of-ours", True, ("0.5.21",))
+def other_protocol(bench: Bench) -> None:
+    """A version that speaks another protocol on either side: said by name, the room fails in time, nothing is written."""
+    other = versions.built("other-protocol", versions.OTHER_PROTOCOL)
+    for sides in ({"prefill_version": other}, {"decode_version": other}):
+        with bench.fleet(SHORT, 2, 1, **sides) as fleet:
+            request = fleet.request()
+            fleet.fill(request)
+            fleet.open(request)
+            fleet.send(request)
+            senders, receivers = fleet.finish([request])[request.room]
+            expect_ends(senders, FAILED, "prefill")
+            expect_ends(receivers, FAILED, "decode")
+            said = " ".join(rank.log() for rank in [*fleet.prefill, *fleet.decode])
+            expect("run one kvsplice version on both sides" in said, fleet.logs())
+            expect(not fleet.problems([]), "something was written")
+            expect_alive(fleet.prefill)
 
 
 @case("frames-unread-by-others", True)

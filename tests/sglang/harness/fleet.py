@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -108,8 +109,7 @@ class Nursery:
 
     def __init__(self, release: str, library: Optional[Path], scratch: Path, host: Host) -> None:
         self.release, self.library = release, library
-        self.folder = scratch / f"{release}-{'with' if library else 'bare'}{host.namespace and '-' + host.namespace}"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{release}-{'with' if library else 'bare'}-", dir=scratch))
         self._numbers = itertools.count()
         address = str(self.folder / "socket")
         self._listener = Listener(address, family="AF_UNIX", backlog=64)
@@ -173,14 +173,16 @@ class Nurseries:
     def __init__(self, library: Optional[Path]) -> None:
         self.library = library
         self.scratch = Path(tempfile.mkdtemp(prefix="kvsplice-sglang-"))
-        self._all: dict[tuple[str, bool, Host], Nursery] = {}
+        self._all: dict[tuple[str, Optional[Path], Host], Nursery] = {}
 
-    def prepare(self, release: str, preloaded: bool, host: Host = LOOPBACK) -> Nursery:
-        key = (release, preloaded, host)
+    def prepare(self, release: str, preloaded: bool, host: Host = LOOPBACK, library: Optional[Path] = None) -> Nursery:
+        """library: instead of the usual one."""
+        library = library or self.library
+        if preloaded and library is None:
+            raise RankError("there is no library to preload")
+        key = (release, library if preloaded else None, host)
         if key not in self._all:
-            if preloaded and self.library is None:
-                raise RankError("there is no library to preload")
-            self._all[key] = Nursery(release, self.library if preloaded else None, self.scratch, host)
+            self._all[key] = Nursery(*key[:2], self.scratch, host)
         return self._all[key]
 
     def close(self, keep: bool = False) -> None:
@@ -226,6 +228,8 @@ class FleetConfig:
     decode_library: bool = True
     connector: str = "mooncake"
     decode_release: str = ""        # instead of the prefill's
+    prefill_version: Optional[Path] = None      # the library of another version, see versions.py
+    decode_version: Optional[Path] = None
     prefill_host: Host = LOOPBACK
     decode_host: Host = LOOPBACK
     tokens: int = 1000              # room for requests of so many
@@ -270,49 +274,76 @@ class Fleet:
         self.decode: list[RankProxy] = []
         self._idle: list[RankProxy] = []        # decode ranks that are not in use
         try:
-            self._start(nurseries)
+            self._start()
         except BaseException:
             self.close()
             raise
 
     def _decode_nursery(self) -> Nursery:
         config = self.config
-        return self._nurseries.prepare(config.decode_release or config.release, config.decode_library, config.decode_host)
+        return self._nurseries.prepare(config.decode_release or config.release, config.decode_library,
+                                       config.decode_host, config.decode_version)
 
     def _shuffled(self, count: int) -> list[int]:
         numbers = list(range(count))
         self.random.shuffle(numbers)
         return numbers
 
-    def _start(self, nurseries: Nurseries) -> None:
+    def _start(self) -> None:
         config = self.config
-        prefill = nurseries.prepare(config.release, config.prefill_library, config.prefill_host)
+        self._port = 0
+        self._start_prefill()
         decode = self._decode_nursery()
-        self.bootstrap = prefill.rank("bootstrap")
-        port = self._port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
-        self.prefill = [prefill.rank(f"prefill{rank}") for rank in range(self._group_size(PREFILL) * config.prefill_dp)]
         self.decode = [decode.rank(f"decode{rank}") for rank in range(config.decode_tp * config.decode_dp)]
         for ranks, wanted in ((self.prefill, config.prefill_library), (self.decode, config.decode_library)):
             # A path that the loader cannot open is passed over with a warning.
             if ranks[0].call("preloaded") != wanted:
                 raise RankError(f"{ranks[0].name} is preloaded or not, against what was asked: is the library there?")
-        calls: list[tuple[RankProxy, str, dict[str, Any]]] = []
-        meeting = str(nurseries.scratch / f"stages-{self.bootstrap.pid}")
-        for role, ranks, tp_size, dp_size, pp_size, environment, dtype, shape in (
-                (PREFILL, self.prefill, config.prefill_tp, config.prefill_dp, config.prefill_pp,
-                 config.prefill_environment, config.prefill_dtype, config.prefill_shape or config.shape),
-                (DECODE, self.decode, config.decode_tp, config.decode_dp, 1, config.decode_environment,
-                 config.decode_dtype, config.shape)):
-            for number, rank in enumerate(ranks):
-                group, within = divmod(number, tp_size * pp_size)
-                place = Topology(tp_size, within % tp_size, dp_size, group, pp_size, within // tp_size, meeting)
-                calls.append((rank, "setup", {"config": RankConfig(
-                    role, place, shape, self.pages, config.prefill_host.address, port, config.connector, dict(environment), dtype,
-                    config.reserve_only, config.record_calls,
-                    config.record_messages and role == PREFILL, config.fork_first,
-                    config.prefill_altered if role == PREFILL else config.decode_altered, config.layers,
-                    config.prefill_layer_ids if role == PREFILL else config.decode_layer_ids, config.hybrid_pool)}))
-        self.info = gather(calls)
+        self.info = gather([*self._set_up(PREFILL), *self._set_up(DECODE)])
+
+    def _start_prefill(self) -> None:
+        """Processes, and the bootstrap server at the port that it had before, if there was one."""
+        config = self.config
+        nursery = self._nurseries.prepare(config.release, config.prefill_library, config.prefill_host,
+                                          config.prefill_version)
+        self.bootstrap = nursery.rank("bootstrap")
+        self._port = self.bootstrap.call("serve_bootstrap", connector=config.connector, port=self._port)
+        self.prefill = [nursery.rank(f"prefill{rank}") for rank in range(self._group_size(PREFILL) * config.prefill_dp)]
+
+    def _set_up(self, role: str) -> list[tuple[RankProxy, str, dict[str, Any]]]:
+        """The calls that make the managers of all ranks of a side."""
+        config, calls = self.config, []
+        assert self.bootstrap
+        meeting = str(self._nurseries.scratch / f"stages-{self.bootstrap.pid}")
+        ranks, tp_size, dp_size, pp_size, environment, dtype, shape = (
+            (self.prefill, config.prefill_tp, config.prefill_dp, config.prefill_pp, config.prefill_environment,
+             config.prefill_dtype, config.prefill_shape or config.shape) if role == PREFILL else
+            (self.decode, config.decode_tp, config.decode_dp, 1, config.decode_environment, config.decode_dtype,
+             config.shape))
+        for number, rank in enumerate(ranks):
+            group, within = divmod(number, tp_size * pp_size)
+            place = Topology(tp_size, within % tp_size, dp_size, group, pp_size, within // tp_size, meeting)
+            calls.append((rank, "setup", {"config": RankConfig(
+                role, place, shape, self.pages, config.prefill_host.address, self._port, config.connector,
+                dict(environment), dtype, config.reserve_only, config.record_calls,
+                config.record_messages and role == PREFILL, config.fork_first,
+                config.prefill_altered if role == PREFILL else config.decode_altered, config.layers,
+                config.prefill_layer_ids if role == PREFILL else config.decode_layer_ids, config.hybrid_pool)}))
+        return calls
+
+    def restart_prefill(self, timeout: float = 60.0) -> None:
+        """All of the prefill is killed; once the decode has noticed, another one is at the same address."""
+        assert self.bootstrap
+        for rank in [*self.prefill, self.bootstrap]:
+            rank.close()
+        end = time.monotonic() + timeout
+        while any(gather([(rank, "knows_prefill", {}) for rank in self.decode])):
+            if time.monotonic() > end:
+                raise RankError(f"the decode still believes in the killed prefill after {timeout:.0f} s")
+            time.sleep(0.1)
+        self._start_prefill()
+        gather(self._set_up(PREFILL))
+        self.find_prefill()
 
     def __enter__(self) -> Fleet:
         return self

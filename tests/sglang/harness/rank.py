@@ -111,14 +111,15 @@ class Rank:
 
     # What a server does at start
 
-    def serve_bootstrap(self, connector: str) -> int:
-        """Start SGLang's bootstrap server here; returns its port once it answers."""
+    def serve_bootstrap(self, connector: str, port: int = 0) -> int:
+        """Start SGLang's bootstrap server here (port 0: any); returns its port once it answers."""
         import requests
 
         module = import_connector(connector)
         with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            port: int = probe.getsockname()[1]
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            port = probe.getsockname()[1]
         self.manager = getattr(module, f"{CLASS_PREFIX[connector]}KVBootstrapServer")(HOST, port)
         for _ in range(500):
             try:
@@ -454,6 +455,13 @@ class Rank:
                 return True
             time.sleep(0.02)
         return False
+
+    def knows_prefill(self) -> bool:
+        """Until its heartbeat has found that prefill dead, a decode goes on with what it was told of it."""
+        return self._bootstrap() in self.manager.prefill_info_table
+
+    def descriptors(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
 
     def open_receiver(self, room: int, prefill_dp_rank: int = 0) -> None:
         receiver = self.receiver_class(self.manager, self._bootstrap(), room)
