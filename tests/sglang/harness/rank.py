@@ -22,6 +22,7 @@ DECODE = "decode"
 CLASS_PREFIX = {"mooncake": "Mooncake", "nixl": "Nixl", "mori": "Mori"}
 DOUBLES = Path(__file__).resolve().parents[2] / "doubles"   # of engines that have no package
 AUX_ROWS = 160
+DRAFT_ENTRIES = 1000        # numbers of a draft model's buffers begin here
 AUX_BYTES = (64, 256)   # bytes of a row in each metadata buffer
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
@@ -175,6 +176,12 @@ class Rank:
             first, heads = pool.heads_of(place.tp_size, place.tp_rank)
             self.components.append([Buffer(pool, entry, pages, shape.page_size, first, heads, fill,
                                            config.reserve_only) for entry in here])
+        if shape.draft:
+            first, heads = shape.draft.heads_of(place.tp_size, place.tp_rank)
+            for entry in range(shape.draft.entries):
+                buffer = Buffer(shape.draft, entry, config.pages[0], shape.page_size, first, heads, fill)
+                buffer.entry += DRAFT_ENTRIES
+                self.components[0].append(buffer)
         if config.hybrid_pool and config.layers is not None:
             from .pools import hybrid_pool
 
@@ -208,7 +215,7 @@ class Rank:
         args.swa_kv_cache_layout = "nhd"
         args.prefill_start_layer, args.prefill_end_layer = first_layer, end_layer
         args.mla_compression_ratios = None
-        args.num_draft_entries = 0
+        args.num_draft_entries = shape.draft.entries if shape.draft else 0
         args.kv_head_num = shape.pools[0].heads_of(place.tp_size, place.tp_rank)[1]
         args.total_kv_head_num = shape.pools[0].heads
         return args

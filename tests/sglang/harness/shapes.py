@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Optional
 
 KV = "kv"
 SWA = "swa"
@@ -53,6 +54,7 @@ class Shape:
     pools: tuple[Pool, ...]     # the KV pool, then the state components in order
     page_size: int = 64
     dtype: str = "bfloat16"
+    draft: Optional[Pool] = None    # a draft model's: its buffers follow those of the KV pool, under the same pages
 
     def with_layers(self, *layers: int) -> Shape:
         pools = tuple(replace(pool, layers=count) for pool, count in zip(self.pools, layers))
