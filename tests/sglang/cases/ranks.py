@@ -83,7 +83,30 @@ def data_parallel(connector: str, bench: Bench) -> None:
         expect_alive(fleet.prefill)
 
 
+ALL_SEND = {"SGLANG_DISAGGREGATION_ALL_CP_RANKS_TRANSFER": "1"}
+
+
+def context_parallel(connector: str, prefill_tp: int, decode_tp: int, environment: dict[str, str], bench: Bench) -> None:
+    """Two context-parallel groups of prefill: by itself the second sends nothing and completes, else each sends a part."""
+    # nixl up to 0.5.22, with and without us and at equal TP too, never ends if a rank has no part in the last chunk.
+    whole = connector == "nixl" and environment and bench.release != E23
+    with bench.fleet(GPT_OSS_SHORT, prefill_tp, decode_tp, prefill_cp=2, requests=2, connector=connector,
+                     prefill_environment=environment, decode_environment=environment) as fleet:
+        requests = [fleet.request(chunk_pages=0 if whole else 6), fleet.request(tokens=300)]
+        fleet.run(requests)
+        expect_bytes(fleet, requests)
+        expect_alive(fleet.prefill)
+        links = [rank.log().count("route: ") for rank in fleet.prefill]
+        expect(all(links[:prefill_tp]) and any(links[prefill_tp:]) == bool(environment),
+               f"routes of each prefill rank: {links}\n{fleet.logs()}")
+
+
 for _connector in CONNECTORS:
+    for _prefill, _decode in ((2, 1), (1, 2)):
+        case(f"{_connector}-context-parallel-{_prefill}to{_decode}", True, (E18, E21, E23))(
+            partial(context_parallel, _connector, _prefill, _decode, {}))
+        case(f"{_connector}-context-parallel-{_prefill}to{_decode}-all-send", True, (E18, E21, E23))(
+            partial(context_parallel, _connector, _prefill, _decode, ALL_SEND))
     for _prefill, _decode, _layers, _name, _releases in (
             (2, 1, BY_TURNS, "", (E18, E21, E23)), (1, 2, BY_TURNS, "", (E18, E21, E23)),
             (2, 1, APART, "-empty-stage", (E21,))):

@@ -24,11 +24,13 @@ class Topology:
     dp_rank: int = 0
     pp_size: int = 1
     pp_rank: int = 0
+    cp_size: int = 1
+    cp_rank: int = 0
     meeting: str = ""       # where the stages of a pipeline tell each other things: the beginning of a file's name
 
     @property
     def global_rank(self) -> int:
-        return self.dp_rank * self.tp_size + self.tp_rank
+        return (self.dp_rank * self.cp_size + self.cp_rank) * self.tp_size + self.tp_rank
 
 
 class _Bag:
@@ -70,12 +72,13 @@ def enter(place: Topology, bootstrap_port: int, page_size: int) -> Any:
     import sglang.srt.disaggregation.common.conn as common
 
     stage = _Stage(place)
-    world = place.tp_size * place.dp_size
+    world = place.tp_size * place.cp_size * place.dp_size
     attention_dp = place.dp_size > 1
     # From 0.5.22 on dp_size counts replicas alone; the groups of data-parallel attention are counted by themselves.
     context = _runtime_context()
     dp_size = 1 if hasattr(context, "num_dp_ranks_of") else place.dp_size
-    live = dict(attn_tp_size=place.tp_size, attn_tp_rank=place.tp_rank, attn_cp_size=1, attn_cp_rank=0,
+    live = dict(attn_tp_size=place.tp_size, attn_tp_rank=place.tp_rank, attn_cp_size=place.cp_size,
+                attn_cp_rank=place.cp_rank,
                 attn_dp_size=place.dp_size, attn_dp_rank=place.dp_rank, attn_dcp_size=1, attn_dcp_rank=0,
                 tp_size=world, tp_rank=place.global_rank, dp_size=dp_size, pp_size=place.pp_size, pp_group=stage)
     settings = dict(dist_init_addr=None, nnodes=1, num_dp_ranks=place.dp_size, dp_size=dp_size, pp_size=place.pp_size,

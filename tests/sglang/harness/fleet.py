@@ -237,6 +237,7 @@ class FleetConfig:
     prefill_dp: int = 1
     decode_dp: int = 1
     prefill_pp: int = 1
+    prefill_cp: int = 1
     layers: Optional[Sequence[Sequence[int]]] = None    # see rank.RankConfig
     prefill_layer_ids: bool = True
     decode_layer_ids: bool = True
@@ -315,14 +316,17 @@ class Fleet:
         config, calls = self.config, []
         assert self.bootstrap
         meeting = str(self._nurseries.scratch / f"stages-{self.bootstrap.pid}")
-        ranks, tp_size, dp_size, pp_size, environment, dtype, shape = (
-            (self.prefill, config.prefill_tp, config.prefill_dp, config.prefill_pp, config.prefill_environment,
-             config.prefill_dtype, config.prefill_shape or config.shape) if role == PREFILL else
-            (self.decode, config.decode_tp, config.decode_dp, 1, config.decode_environment, config.decode_dtype,
+        ranks, tp_size, dp_size, pp_size, cp_size, environment, dtype, shape = (
+            (self.prefill, config.prefill_tp, config.prefill_dp, config.prefill_pp, config.prefill_cp,
+             config.prefill_environment, config.prefill_dtype, config.prefill_shape or config.shape)
+            if role == PREFILL else
+            (self.decode, config.decode_tp, config.decode_dp, 1, 1, config.decode_environment, config.decode_dtype,
              config.shape))
         for number, rank in enumerate(ranks):
-            group, within = divmod(number, tp_size * pp_size)
-            place = Topology(tp_size, within % tp_size, dp_size, group, pp_size, within // tp_size, meeting)
+            group, within = divmod(number, self._group_size(role))
+            stage, within = divmod(within, tp_size * cp_size)
+            place = Topology(tp_size, within % tp_size, dp_size, group, pp_size, stage, cp_size, within // tp_size,
+                             meeting)
             calls.append((rank, "setup", {"config": RankConfig(
                 role, place, shape, self.pages, config.prefill_host.address, self._port, config.connector,
                 dict(environment), dtype, config.reserve_only, config.record_calls,
@@ -380,7 +384,8 @@ class Fleet:
 
     def _group_size(self, role: str) -> int:
         """Processes of a data-parallel group: all stages of a prefill."""
-        return self.config.prefill_tp * self.config.prefill_pp if role == PREFILL else self.config.decode_tp
+        config = self.config
+        return config.prefill_tp * config.prefill_cp * config.prefill_pp if role == PREFILL else config.decode_tp
 
     def prefill_ranks(self, request: Request) -> list[RankProxy]:
         size = self._group_size(PREFILL)
