@@ -32,6 +32,7 @@
 	X(maybe_send_extra, "MooncakeKVManager", "maybe_send_extra", KVS_METHOD, \
 	  "self req prefill_state_indices executor target_rank_registration_info", NULL) \
 	X(send_aux, "MooncakeKVManager", "send_aux", KVS_METHOD, "self req prefill_aux_index dst_aux_ptrs", NULL) \
+	X(poison_room, "MooncakeKVManager", "poison_deferred_ack_room", KVS_METHOD_IF_ANY, "self room", NULL) \
 	X(validate_layout, "MooncakeKVManager", "_validate_peer_state_layout", KVS_METHOD_IF_ANY, \
 	  "self registration_info", NULL) \
 	KVS_SENDER_TABLE(X, "Mooncake")
@@ -182,14 +183,48 @@ static KvsPyObject *replace_maybe_send_extra(KvsPyObject *self, KvsPyObject *arg
 	return result;
 }
 
+/*
+ * After a failed send_aux the connector never tells the decode that this room's pages are idle (releases that defer
+ * their release until then), because a batch of its engine may still be running: the decode would hold them for half a
+ * minute. Of ours nothing runs any more once a call of ours has returned, so the room that we failed in this thread
+ * just now stays as it was. What the engine itself left unsettled has been noted before.
+ */
+static __thread bool settled;
+static __thread uint64_t settled_room;
+
+static void note_settled(KvsPyObject *manager, KvsPyObject *request, uint64_t room)
+{
+	KvsPyObject *session = kvs_py_attr(request, "mooncake_session_id");
+	KvsPyObject *info = session ? kvs_prefill_peer(manager, session) : NULL;
+	settled = info && kvs_splice_is_preloaded(info);
+	settled_room = room;
+	kvs_py.Py_DecRef(info);
+	kvs_py.Py_DecRef(session);
+}
+
+static KvsPyObject *replace_poison_room(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
+{
+	KvsPyObject *number = kvs_py_argument(args, kwargs, 0, "room");
+	bool ours = settled && kvs_py_is_exact(self, manager_class) && number &&
+	            kvs_py.PyLong_AsUnsignedLongLong(number) == settled_room && !kvs_py.PyErr_Occurred();
+	kvs_py.PyErr_Clear();
+	settled = false;
+	if (!ours)
+		return kvs_replaced_call(KVS_CALL(poison_room));
+	kvs_py.Py_IncRef(kvs_py.none);
+	return kvs_py.none;
+}
+
 static KvsPyObject *replace_send_aux(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
 	KvsPyObject *request = kvs_py_argument(args, kwargs, 0, "req");
 	uint64_t room = 0;
 	struct kvs_text text = {""};
+	settled = false;
 	if (kvs_py_is_exact(self, manager_class) && request && kvs_splice_request_failed(self, request, &text)) {
 		kvs_sglang_room(request, "room", &room);
 		kvs_sglang_record_failure(self, room, text.s);
+		note_settled(self, request, room);
 		return kvs_py.PyLong_FromLongLong(-1);
 	}
 	return kvs_replaced_call(KVS_CALL(send_aux));

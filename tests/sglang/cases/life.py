@@ -2,11 +2,14 @@
 """Decodes that come and go while a prefill lives on."""
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 
 from harness.case import FAILED, SUCCESS, Bench, case, expect, expect_alive, expect_bytes, expect_ends
 from harness.shapes import GPT_OSS_120B
+
+from .failures import LARGE, LARGE_TOKENS, decode_pages, expect_works_again
 
 SMALL = GPT_OSS_120B.with_layers(2, 3)
 CONNECTORS = ("mooncake", "nixl", "mori")
@@ -82,6 +85,47 @@ def prefill_again(connector: str, bench: Bench) -> None:
         expect_alive(fleet.prefill)
 
 
+def roles_switched(connector: str, bench: Bench) -> None:
+    """The processes of prefill and decode take each other's role, and again."""
+    with bench.fleet(SMALL, 2, 1, connector=connector, requests=2, role_switch=True) as fleet:
+        for switch in range(3):
+            if switch:
+                fleet.switch_roles()
+            requests = [fleet.request(chunk_pages=5), fleet.request(tokens=300)]
+            fleet.run(requests)
+            expect_bytes(fleet, requests)
+            expect_alive(fleet.prefill)
+            for request in requests:
+                fleet.clear(request)
+            done = [report for report in fleet.reports() if report["room"] in {str(one.room) for one in requests}]
+            expect(done and all(report["route"] == "host" for report in done), fleet.logs())
+
+
+def deferred_release(connector: str, bench: Bench) -> None:
+    """SGLang gives an aborted room's pages away when the prefill says so: after our transfer has ended, and not never."""
+    with bench.fleet(LARGE, 2, 1, connector=connector, tokens=LARGE_TOKENS) as fleet:
+        first = fleet.request()
+        fleet.run([first])
+        caught = 0
+        for delay in (0.0, 0.004, 0.008, 0.015):
+            request = first.again(fleet.new_room())
+            fleet.open(request)
+            fleet.send(request)
+            time.sleep(delay)
+            decode = fleet.decode[0]
+            decode.call("abort", room=request.room)
+            end = time.monotonic() + 10
+            while not decode.call("may_release", room=request.room, acknowledgements=len(fleet.prefill)):
+                expect(time.monotonic() < end, f"the prefill's ranks never say that they are done:\n{fleet.logs()}")
+            decode_pages(fleet, request, "scribble")
+            caught += any(end.status == FAILED for end in fleet.finish([request], 10.0)[request.room][0])
+            time.sleep(0.1)
+            expect(all(decode_pages(fleet, request, "scribbled")), "written after the pages were released")
+            expect_alive(fleet.prefill)
+        expect(caught >= 2, f"only {caught} of 4 aborts came before the end: nothing is proved")
+        expect_works_again(fleet, first)
+
+
 ROOMS = 128
 
 
@@ -116,5 +160,9 @@ def many_rooms(bench: Bench) -> None:
 case("128-rooms-8to4", True, ("0.5.21",))(many_rooms)
 for _connector in CONNECTORS:
     case(f"{_connector}-decodes-of-three-sizes", True, ("0.5.18", "0.5.21"))(partial(two_fleets, _connector))
+    # 0.5.22 and 0.5.23 have it on all three.
+    case(f"{_connector}-deferred-release", True, ("0.5.23",))(partial(deferred_release, _connector))
+    if _connector != "nixl":    # which has no role switch
+        case(f"{_connector}-roles-switched", True, ("0.5.23",))(partial(roles_switched, _connector))
     case(f"{_connector}-prefill-again", True, ("0.5.23",))(partial(prefill_again, _connector))
     case(f"{_connector}-decode-with-another-tp", True, ("0.5.21",))(partial(another_tp, _connector))

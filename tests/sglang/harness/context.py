@@ -67,7 +67,7 @@ class _Stage:
         return json.loads(self._file.read_text())
 
 
-def enter(place: Topology, bootstrap_port: int, page_size: int) -> Any:
+def enter(place: Topology, bootstrap_port: int, page_size: int, role_switch: bool) -> Any:
     """Make this process look like that rank of a server; returns the server arguments for a manager."""
     import sglang.srt.disaggregation.common.conn as common
 
@@ -96,7 +96,7 @@ def enter(place: Topology, bootstrap_port: int, page_size: int) -> Any:
     return SimpleNamespace(host=HOST, port=30000, disaggregation_bootstrap_port=bootstrap_port, dist_init_addr=None,
                            nnodes=1, pp_size=place.pp_size, tp_size=world, dp_size=place.dp_size, dcp_size=1,
                            enable_dp_attention=attention_dp, load_balance_method="round_robin", enable_trace=False,
-                           enable_pd_role_switch=False, enable_hisparse=False, page_size=page_size,
+                           enable_pd_role_switch=role_switch, enable_hisparse=False, page_size=page_size,
                            chunked_prefill_size=8192, kv_cache_dtype="auto")
 
 

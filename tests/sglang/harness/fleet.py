@@ -242,6 +242,7 @@ class FleetConfig:
     prefill_layer_ids: bool = True
     decode_layer_ids: bool = True
     hybrid_pool: bool = False
+    role_switch: bool = False
     prefill_environment: Mapping[str, str] = field(default_factory=dict)
     decode_environment: Mapping[str, str] = field(default_factory=dict)
     prefill_shape: Optional[Shape] = None   # where the sides disagree
@@ -332,7 +333,8 @@ class Fleet:
                 dict(environment), dtype, config.reserve_only, config.record_calls,
                 config.record_messages and role == PREFILL, config.fork_first,
                 config.prefill_altered if role == PREFILL else config.decode_altered, config.layers,
-                config.prefill_layer_ids if role == PREFILL else config.decode_layer_ids, config.hybrid_pool)}))
+                config.prefill_layer_ids if role == PREFILL else config.decode_layer_ids, config.hybrid_pool,
+                config.role_switch)}))
         return calls
 
     def restart_prefill(self, timeout: float = 60.0) -> None:
@@ -347,6 +349,20 @@ class Fleet:
             time.sleep(0.1)
         self._start_prefill()
         gather(self._set_up(PREFILL))
+        self.find_prefill()
+
+    def switch_roles(self) -> None:
+        """The prefill's processes become the decode and the decode's the prefill, with a bootstrap server of its own."""
+        config = self.config
+        assert self.bootstrap
+        gather([(rank, "tear_down", {}) for rank in [*self.prefill, *self.decode]])
+        self.bootstrap.close()
+        self.bootstrap = self._decode_nursery().rank("bootstrap")
+        self._port = self.bootstrap.call("serve_bootstrap", connector=config.connector)
+        self.prefill, self.decode = self.decode, self.prefill
+        config.prefill_tp, config.decode_tp = config.decode_tp, config.prefill_tp
+        self._free = {role: [self._shuffled(count) for count in self.pages] for role in (PREFILL, DECODE)}
+        gather([*self._set_up(PREFILL), *self._set_up(DECODE)])
         self.find_prefill()
 
     def __enter__(self) -> Fleet:

@@ -47,6 +47,7 @@ class RankConfig:
     layers: Optional[Sequence[Sequence[int]]] = None    # global layers of each whole pool: of a pipeline's stages
     layer_ids: bool = True              # the stages say which of them they have
     hybrid_pool: bool = False           # they do not, but SGLang's own pool knows
+    role_switch: bool = False           # the server may change its role
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Rank:
             continue_in_child()
         os.environ.update(config.environment)
         self.config = config
-        server_args = enter(config.place, config.bootstrap_port, config.shape.page_size)
+        server_args = enter(config.place, config.bootstrap_port, config.shape.page_size, config.role_switch)
         self.module = import_connector(config.connector)
         prefix = CLASS_PREFIX[config.connector]
         manager_class = getattr(self.module, f"{prefix}KVManager")
@@ -158,6 +159,14 @@ class Rank:
             self._record_calls()
         return {"pid": os.getpid(), "session": str(getattr(self.manager, "get_session_id", lambda: "")()),
                 "port": self.manager.rank_port}
+
+    def tear_down(self) -> None:
+        """What a server does before it takes the other role."""
+        from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+
+        self.manager.teardown()
+        CommonKVReceiver.close_all_sockets()
+        self.manager, self.components, self.aux, self.rooms = None, [], [], {}
 
     def _init_kv_manager(self, make: Callable[[], Any]) -> None:
         """Named as what makes the manager in a server, which has its pool at hand."""
@@ -466,6 +475,10 @@ class Rank:
     def knows_prefill(self) -> bool:
         """Until its heartbeat has found that prefill dead, a decode goes on with what it was told of it."""
         return self._bootstrap() in self.manager.prefill_info_table
+
+    def may_release(self, room: int, acknowledgements: int) -> bool:
+        """Has every prefill rank said that it writes no more for this aborted room (SGLang's deferred release)?"""
+        return bool(self.manager.is_abort_release_safe(room, acknowledgements))
 
     def descriptors(self) -> int:
         return len(os.listdir("/proc/self/fd"))
