@@ -2,16 +2,14 @@
 """nixl and mori: the same promises as mooncake's, where the connectors differ."""
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
 from harness import shapes
 from harness.case import FAILED, SUCCESS, Bench, case, expect, expect_alive, expect_bytes, expect_ends
-from harness.fleet import gather
 from harness.shapes import Pool, Shape
 
-from .failures import LARGE, LARGE_TOKENS, OTHER, SMALL, decode_pages, fail_one
+from .failures import SMALL, fail_one
 
 E18, E21, E23 = "0.5.18", "0.5.21", "0.5.23"
 OTHERS = ("nixl", "mori")
@@ -53,27 +51,6 @@ def wrong_from_alone(connector: str, bench: Bench) -> None:
                "it is right by itself: nothing is left to do here")
 
 
-def aborted(connector: str, bench: Bench) -> None:
-    """A decode that gives its pages to another request finds nothing of the first in them later."""
-    with bench.fleet(LARGE, 2, 1, tokens=LARGE_TOKENS, connector=connector) as fleet:
-        first = fleet.request()
-        fleet.run([first])
-        caught = 0
-        for delay in (0.0, 0.002, 0.01):
-            request = first.again(fleet.new_room())
-            fleet.open(request)
-            fleet.send(request)
-            time.sleep(delay)
-            gather([(rank, "abort", {"room": request.room}) for rank in fleet.decode])
-            decode_pages(fleet, request, "scribble")
-            _, receivers = fleet.finish([request], 10.0)[request.room]
-            caught += receivers[0].status == FAILED
-            time.sleep(0.1)
-            expect(all(decode_pages(fleet, request, "scribbled")), f"{OTHER:#x} was overwritten after an abort")
-            expect_alive(fleet.prefill)
-        expect(caught, "no abort came before the end: nothing is proved")
-
-
 for _connector in OTHERS:
     for _shape, _prefill, _decode, _chunk, _releases in MATRIX:
         _page = f"-page{_shape.page_size}" if _shape.page_size == 1 else ""
@@ -81,7 +58,6 @@ for _connector in OTHERS:
             partial(spliced, _connector, _shape, _prefill, _decode, _chunk))
     case(f"{_connector}-one-room-fails", True)(partial(one_room, _connector, 0))
     case(f"{_connector}-first-chunk-fails", True, (E21,))(partial(one_room, _connector, 6))
-    case(f"{_connector}-decode-aborts", True, (E18, E23))(partial(aborted, _connector))
     case(f"{_connector}-equal-tp-alone", False, (E21,))(partial(wrong_from_alone, _connector))
 
 
