@@ -148,6 +148,13 @@ static bool upstream_slices_state(KvsPyObject *manager, const char *type)
 	return method != NULL;
 }
 
+/* QSA state, the same on every rank, since the releases have it. */
+static bool upstream_copies_state(KvsPyObject *manager, const char *type)
+{
+	(void)manager;
+	return strncmp(type, "qsa_", strlen("qsa_")) == 0;
+}
+
 static KvsPyObject *replace_maybe_send_extra(KvsPyObject *self, KvsPyObject *args, KvsPyObject *kwargs)
 {
 	const struct kvs_replaced *call = KVS_CALL(maybe_send_extra);
@@ -166,7 +173,8 @@ static KvsPyObject *replace_maybe_send_extra(KvsPyObject *self, KvsPyObject *arg
 	        .send = {.manager = self, .info = info, .request = request, .bare = &kvs_mooncake_bare},
 	        .rest = kvs_py.PySequence_List(indices),
 	        .dst_lists = kvs_py_attr(request, "dst_state_indices"),
-	        .upstream = upstream_slices_state,
+	        .slices = upstream_slices_state,
+	        .copies = upstream_copies_state,
 	};
 	KvsPyObject *result = NULL;
 	bool left = false;

@@ -124,7 +124,7 @@ static KvsPyObject *send_states(const struct kvs_replaced *call, KvsPyObject *in
 	        .send = {.manager = call->self, .info = info, .request = request},
 	        .rest = kvs_py.PySequence_List(kvs_prefill_argument(call, "src_state_indices")),
 	        .dst_lists = kvs_prefill_argument(call, "dst_state_indices"),
-	        .upstream = upstream_slices_state,
+	        .slices = upstream_slices_state,
 	};
 	KvsPyObject *result = NULL;
 	bool left = false;

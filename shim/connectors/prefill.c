@@ -227,7 +227,11 @@ static bool state_is_ours(const struct kvs_states *states, uint32_t index)
 	const struct kvs_state_row *row = kvs_state_find(type);
 	if (!row || row->sharding == KVS_SHARD_OTHER)
 		return false;
-	return kvs_options()->policy != KVS_POLICY_REFUSED || !states->upstream(states->send.manager, type);
+	if (kvs_options()->policy == KVS_POLICY_ALL)
+		return true;
+	if (states->copies && states->copies(states->send.manager, type))
+		return false;
+	return kvs_options()->policy != KVS_POLICY_REFUSED || !states->slices(states->send.manager, type);
 }
 
 /* Nothing to send: upstream skips it, and counts on nobody hearing of it. */

@@ -57,8 +57,8 @@ bool kvs_prefill_failed(KvsPyObject *manager, KvsPyObject *request);
 /* Set a RuntimeError with the reason of that room's failure. */
 void kvs_prefill_raise(KvsPyObject *manager, KvsPyObject *request);
 
-/* Does this release slice a state component of this type itself, and rightly? */
-typedef bool (*kvs_slices_state_t)(KvsPyObject *manager, const char *type);
+/* Does this release slice, or copy, a state component of this type itself, and rightly? */
+typedef bool (*kvs_sends_state_t)(KvsPyObject *manager, const char *type);
 
 /*
  * Component index (0-based among the state components) is in place. Called when all that are ours are: nixl's decode
@@ -71,8 +71,9 @@ struct kvs_states {
 	struct kvs_send send;   /* manager, info, request and bare are used */
 	KvsPyObject *rest;      /* list, a copy of the call's source index lists; an entry that is ours becomes None */
 	KvsPyObject *dst_lists; /* the destination index lists */
-	kvs_slices_state_t upstream;
-	kvs_state_done_t done; /* may be NULL */
+	kvs_sends_state_t slices; /* ours nevertheless, unless only what is refused is */
+	kvs_sends_state_t copies; /* whole items, which cannot be bettered: left to it. May be NULL */
+	kvs_state_done_t done;    /* may be NULL */
 };
 
 /*
