@@ -148,7 +148,7 @@ static bool upstream_slices_state(KvsPyObject *manager, const char *type)
 	return method != NULL;
 }
 
-/* QSA state, the same on every rank, since the releases have it. */
+/* QSA state, which is whole on every rank, in every release that has it. */
 static bool upstream_copies_state(KvsPyObject *manager, const char *type)
 {
 	(void)manager;

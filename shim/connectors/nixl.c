@@ -228,12 +228,6 @@ static bool upstream_slices_state(KvsPyObject *manager, const char *type)
 	return strcmp(type, "swa") == 0 && has(manager, "_send_swa_state_slice");
 }
 
-/* DSA state, the same on every rank, from 0.5.20 on: with _send_slot_state it left the types that are refused. */
-static bool upstream_copies_state(KvsPyObject *manager, const char *type)
-{
-	return strcmp(type, "dsa") == 0 && has(manager, "_send_slot_state");
-}
-
 static bool state_done(const struct kvs_replaced *call, uint32_t index)
 {
 	char suffix[16];
@@ -278,7 +272,6 @@ static KvsPyObject *send_states(const struct kvs_replaced *call, KvsPyObject *in
 	        .rest = kvs_py.PySequence_List(kvs_prefill_argument(call, "prefill_state_indices")),
 	        .dst_lists = kvs_prefill_argument(call, "dst_state_indices"),
 	        .slices = upstream_slices_state,
-	        .copies = upstream_copies_state,
 	        .done = state_done,
 	};
 	KvsPyObject *result = NULL;

@@ -22,12 +22,9 @@ EVEN = Pool("kv", 2, 2, 64, 64)
 EVEN_SCALES = Shape("scales", (EVEN, Pool("block_scale", 2, 2, 16, 16)), 16)
 EVEN_MINIMAX = Shape("minimax", (EVEN, Pool("minimax_index_k", 2, 1, 64, 0, replicated=True),
                                  Pool("minimax_dense_kv", 1, 2, 64, 64)), 16)
-# State that is the same on every rank, and that the release copies whole and rightly by itself.
-COPIED = {
-    "mooncake": Shape("qsa", (KV, Pool("qsa_pending", 2, 2, 64, 0, 32, replicated=True),
-                              Pool("qsa_compressed", 2, 2, 32, 0, replicated=True)), 16),
-    "nixl": Shape("dsa", (KV, Pool("dsa", 2, 2, 64, 0, replicated=True)), 16),
-}
+# The same on every rank, whole, and copied rightly by mooncake itself.
+QSA = Shape("qsa", (KV, Pool("qsa_pending", 2, 2, 64, 0, 32, replicated=True),
+                    Pool("qsa_compressed", 2, 2, 32, 0, replicated=True)), 16)
 TEXT = {"scales": "different attention TP sizes with MXFP8 KV cache", "minimax": "MiniMax sparse PD requires"}
 TOKENS = 200
 
@@ -122,14 +119,14 @@ def packed(connector: str, kind: str, bench: Bench) -> None:
         expect_alive(fleet.prefill)
 
 
-def copied(connector: str, bench: Bench) -> None:
+@case("mooncake-copied-by-the-release", True, ("0.5.21", E23))
+def copied(bench: Bench) -> None:
     """What the release copies rightly is left to it, and is ours only where everything is."""
-    shape = COPIED[connector]
-    for policy, ours in (("auto", 1), ("all", len(shape.pools))):
+    for policy, ours in (("auto", 1), ("all", len(QSA.pools))):
         for prefill_tp, decode_tp in ((2, 1), (1, 2)):
             environment = {"KVSPLICE_POLICY": policy}
-            with bench.fleet(shape, prefill_tp, decode_tp, tokens=TOKENS, connector=connector,
-                             prefill_environment=environment, decode_environment=environment) as fleet:
+            with bench.fleet(QSA, prefill_tp, decode_tp, tokens=TOKENS, prefill_environment=environment,
+                             decode_environment=environment) as fleet:
                 request = fleet.request()
                 fleet.run([request])
                 expect_bytes(fleet, [request])
@@ -138,8 +135,6 @@ def copied(connector: str, bench: Bench) -> None:
                 expect(moved == [ours] * decode_tp, f"{policy}: we moved {moved} components\n{fleet.logs()}")
 
 
-for _connector in COPIED:
-    case(f"{_connector}-copied-by-the-release", True, ("0.5.21", E23))(partial(copied, _connector))
 for _connector in CONNECTORS:
     for _kind in ("kv", "swa"):
         case(f"{_connector}-packed-{_kind}", True, ("0.5.21",))(partial(packed, _connector, _kind))
