@@ -49,6 +49,8 @@ class Context:
     def environment(self, preload: Sequence[object] = (), **extra: Optional[str]) -> Dict[str, str]:
         """This process's environment without a preload or options of ours, then what is given; None takes out."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVSPLICE_", "LD_", "PYTHON"))}
+        # What a killed process leaves behind goes with the folder.
+        kept["TMPDIR"] = str(self.folder)
         if preload:
             kept["LD_PRELOAD"] = ":".join([*self.before, *map(str, preload)])
         for name, value in extra.items():
