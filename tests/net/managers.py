@@ -14,7 +14,8 @@ sys.path.insert(0, str(ROOT / "tests" / "sglang"))
 
 from harness import shapes     # noqa: E402
 from harness.case import Bench, CaseFailed, expect, expect_alive, expect_bytes, expect_ends     # noqa: E402
-from harness.fleet import Fleet, Host, Nurseries, RankError     # noqa: E402
+from harness.fleet import Fleet     # noqa: E402
+from harness.processes import Host, Nurseries, RankError     # noqa: E402
 from harness.rank import FAILED     # noqa: E402
 
 RELEASE = "0.5.21"

@@ -10,7 +10,8 @@ from functools import partial
 from harness import shapes
 from harness.case import (FAILED, SUCCESS, Bench, RankError, case, expect, expect_alive, expect_bytes, expect_ends,
                           wait_for)
-from harness.fleet import Fleet, Request, gather
+from harness.fleet import Fleet, Request
+from harness.processes import gather
 from harness.rank import Outcome
 
 SMALL = shapes.GPT_OSS_120B.with_layers(2, 3)

@@ -8,7 +8,7 @@ from cases.peers import run_checked
 from cases.stock import OLDER, SHORT, expect_refused
 from harness.alter import VERSION
 from harness.case import Bench, case, expect
-from harness.fleet import RankProxy
+from harness.processes import RankProxy
 from harness.rank import CLASS_PREFIX
 
 RECENT = ("0.5.21", "0.5.23")

@@ -6,7 +6,8 @@ from functools import partial
 
 from harness import shapes
 from harness.case import Bench, case, expect, expect_alive, expect_bytes, wait_for
-from harness.fleet import Fleet, RankProxy
+from harness.fleet import Fleet
+from harness.processes import RankProxy
 from harness.rank import Call
 
 REFUSAL = ("Transfer thread failed because of PD Disaggregation does NOT support PD different TP sizes for non-MLA "

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence
 
-from .fleet import Fleet, FleetConfig, Nurseries, RankError, RankProxy, Request
+from .fleet import Fleet, FleetConfig, Request
+from .processes import Nurseries, RankError, RankProxy
 from .rank import FAILED, SUCCESS, Outcome
 from .shapes import Shape
 

@@ -11,7 +11,7 @@ from typing import Optional
 import numpy as np
 import numpy.typing as npt
 
-from .fleet import ROOT
+from .processes import ROOT
 
 GRANULARITY = 2 << 20
 PARTS = 2   # physical allocations of mapped memory

@@ -7,7 +7,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, Optional, Sequence
 
-from .fleet import Fleet, FleetConfig, Nurseries, RankError, Request, gather
+from .fleet import Fleet, FleetConfig, Request
+from .processes import Nurseries, RankError, gather
 from .rank import SUCCESS, Timing
 from .shapes import Shape
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .fleet import ROOT
+from .processes import ROOT
 
 # file, what is there, what a later version has in its place
 LATER = (
