@@ -55,7 +55,8 @@ enum kvs_option_cpu_heads {
 	     "address and ports of the control socket; each rank takes the next free port") \
 	TEXT(secret_file, "SECRET_FILE", 1024, NULL, "path", "", "unset", \
 	     "a shared secret: peers prove that they know it") \
-	NUMBER(staging_mb, "STAGING_MB", 1, 4096, 64, "64", "staging memory per peer, MiB") \
+	NUMBER(staging_mb, "STAGING_MB", 1, 4096, 64, "64", \
+	       "most staging memory per peer, MiB: host takes up to 2 of it, rdma up to 16") \
 	WORD(cpu_heads, "CPU_HEADS", "padded replicated", KVS_CPU_HEADS_PADDED, "padded", \
 	     "replicated: a CPU server whose head padding was turned off") \
 	NUMBER(timeout_ms, "TIMEOUT_MS", 100, 3600000, 30000, "30000", "for one request's transfer, milliseconds") \
